@@ -1,0 +1,17 @@
+// Medians and spread of a sample.
+#pragma once
+
+#include <vector>
+
+namespace muond::bench {
+
+struct Summary {
+  double median = 0;  // of an even number: the mean of the two in the middle
+  double min = 0;
+  double max = 0;
+};
+
+// `sample` must not be empty.
+Summary Summarize(std::vector<double> sample);
+
+}  // namespace muond::bench

@@ -1,0 +1,86 @@
+#include "client/cpp/admin.h"
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "client/cpp/connection.h"
+#include "client/cpp/retry.h"
+#include "google/protobuf/wrappers.pb.h"
+#include "grpcpp/impl/client_unary_call.h"
+#include "grpcpp/impl/rpc_method.h"
+#include "proto/check.h"
+#include "proto/status.h"
+
+namespace muond::client {
+namespace {
+
+template <typename Request, typename Reply>
+absl::StatusOr<Reply> Ask(const std::shared_ptr<grpc::Channel>& channel, absl::Duration timeout,
+                          grpc::Status (v1::Optimizer::Stub::*method)(grpc::ClientContext*,
+                                                                      const Request&, Reply*),
+                          const Request& request) {
+  Reply reply;
+  const auto stub = v1::Optimizer::NewStub(channel);
+  MUOND_RETURN_IF_ERROR(
+      CallOnce(*stub, method, request, &reply, absl::Now() + timeout).status);
+  return reply;
+}
+
+}  // namespace
+
+Admin::Admin(const std::string& endpoint, absl::Duration timeout) : timeout_(timeout) {
+  absl::StatusOr<std::string> target = ResolveTarget(endpoint);
+  endpoint_ = target.status();
+  if (target.ok()) channel_ = MakeChannel(*target, kControlMessageBytes);
+}
+
+Admin::Admin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
+    : channel_(std::move(channel)), timeout_(timeout) {}
+
+absl::StatusOr<v1::StatusReply> Admin::Status(const std::string& run) {
+  MUOND_RETURN_IF_ERROR(endpoint_);
+  v1::StatusRequest request;
+  request.set_run(run);
+  return Ask(channel_, timeout_, &v1::Optimizer::Stub::Status, request);
+}
+
+absl::StatusOr<v1::DescribeParametersReply> Admin::DescribeParameters(
+    const std::string& run, const std::vector<std::string>& names) {
+  MUOND_RETURN_IF_ERROR(endpoint_);
+  v1::DescribeParametersRequest request;
+  request.set_run(run);
+  for (const std::string& name : names) request.add_names(name);
+  return Ask(channel_, timeout_, &v1::Optimizer::Stub::DescribeParameters, request);
+}
+
+absl::StatusOr<v1::DigestReply> Admin::Digest(const std::string& run, bool per_parameter) {
+  MUOND_RETURN_IF_ERROR(endpoint_);
+  v1::DigestRequest request;
+  request.set_run(run);
+  request.set_per_parameter(per_parameter);
+  return Ask(channel_, timeout_, &v1::Optimizer::Stub::Digest, request);
+}
+
+absl::StatusOr<std::string> Admin::Health(const std::string& service) {
+  MUOND_RETURN_IF_ERROR(endpoint_);
+  // grpc.health.v1's messages have one field each, number 1, a string and an enum: on the wire they
+  // are protobuf's own wrappers, which spares a copy of the protocol.
+  google::protobuf::StringValue request;
+  request.set_value(service);
+  google::protobuf::Int32Value reply;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout_));
+  const grpc::internal::RpcMethod check("/grpc.health.v1.Health/Check",
+                                        grpc::internal::RpcMethod::NORMAL_RPC);
+  const grpc::Status status =
+      grpc::internal::BlockingUnaryCall(channel_.get(), check, &context, request, &reply);
+  if (status.error_code() == grpc::StatusCode::NOT_FOUND) return "SERVICE_UNKNOWN";
+  if (!status.ok()) return FromGrpc(status);
+  switch (reply.value()) {
+    case 1: return "SERVING";
+    case 2: return "NOT_SERVING";
+    case 3: return "SERVICE_UNKNOWN";
+    default: return "UNKNOWN";
+  }
+}
+
+}  // namespace muond::client

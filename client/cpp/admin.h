@@ -1,0 +1,36 @@
+// What an operator asks a daemon: status, parameters, digests, health. Used by muonctl and tests.
+// Every call has a deadline; errors are the daemon's, UNAVAILABLE when it does not answer.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "muond/v1/optimizer.grpc.pb.h"
+
+namespace muond::client {
+
+class Admin {
+ public:
+  // endpoint as in SessionOptions. Connects lazily: the first call finds out, also that the
+  // endpoint makes no sense (INVALID_ARGUMENT).
+  Admin(const std::string& endpoint, absl::Duration timeout);
+  Admin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout);
+
+  absl::StatusOr<v1::StatusReply> Status(const std::string& run = "");
+  absl::StatusOr<v1::DescribeParametersReply> DescribeParameters(
+      const std::string& run, const std::vector<std::string>& names = {});
+  absl::StatusOr<v1::DigestReply> Digest(const std::string& run, bool per_parameter = false);
+  // grpc.health.v1: "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN". Services: "", "liveness",
+  // "readiness".
+  absl::StatusOr<std::string> Health(const std::string& service = "");
+
+ private:
+  absl::Status endpoint_;  // why there is no channel, told by every call
+  std::shared_ptr<grpc::Channel> channel_;
+  absl::Duration timeout_;
+};
+
+}  // namespace muond::client

@@ -1,0 +1,52 @@
+// How a client reaches a daemon: what an endpoint may look like, and which channel carries what.
+//
+// Control and bulk travel on connections of their own: a small call that shares one with messages
+// of a megabyte waits behind them. Every channel pings its peer, so that a daemon that vanished
+// without a word is noticed within seconds; gRPC's own retries are off, retry.h decides alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/channel.h"
+#include "muond/v1/optimizer.grpc.pb.h"
+
+namespace muond::client {
+
+// What a message holds beside the payload of its chunk: names, ids, and room to grow.
+inline constexpr std::int64_t kMessageHeaderBytes = 64 * 1024;
+// Limit of a control message: a routing report of some hundred thousand parameters.
+inline constexpr std::int64_t kControlMessageBytes = std::int64_t{64} << 20;
+
+// The gRPC target of an endpoint: "unix:///p", "unix:/p" or "host:port"; empty means
+// $MUOND_ENDPOINT. INVALID_ARGUMENT that quotes the endpoint and shows what is meant.
+absl::StatusOr<std::string> ResolveTarget(const std::string& endpoint);
+
+// A channel that shares its connection with no other; connects at the first call.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
+                                           std::int64_t message_bytes_max);
+
+// The channels of one session. Thread-safe.
+class Connection {
+ public:
+  // `channel`, when given, carries everything (an in-process server's has no connection to share).
+  static absl::StatusOr<std::unique_ptr<Connection>> Open(const std::string& endpoint,
+                                                          std::shared_ptr<grpc::Channel> channel,
+                                                          std::int64_t chunk_bytes);
+
+  v1::Optimizer::Stub& control() { return *control_; }
+  // For the streams of chunks, which are written and read as raw buffers (wire.h).
+  const std::shared_ptr<grpc::Channel>& bulk() const { return bulk_; }
+  // For messages: the endpoint, or "in-process".
+  const std::string& peer() const { return peer_; }
+
+ private:
+  Connection() = default;
+  std::string peer_;
+  std::unique_ptr<v1::Optimizer::Stub> control_;
+  std::shared_ptr<grpc::Channel> bulk_;
+};
+
+}  // namespace muond::client

@@ -1,0 +1,107 @@
+#include "client/cpp/push_stream.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/strings/str_format.h"
+#include "client/cpp/wire.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/impl/rpc_method.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/sync_stream.h"
+#include "proto/convert.h"
+#include "proto/status.h"
+
+namespace muond::client {
+namespace {
+
+using Writer = grpc::ClientWriter<grpc::ByteBuffer>;
+
+// Writes the slices as messages of type `Message`; `head` is the first one without its chunk.
+// False when the stream broke: its status tells why.
+template <typename Message>
+bool WriteSlices(const PushJob& job, const Message& head, Writer& writer) {
+  const Message empty;
+  const Message* front = &head;
+  for (const SliceSource& source : job.sources) {
+    const auto element_bytes = static_cast<std::int64_t>(DtypeBytes(source.dtype));
+    const std::int64_t step = std::max<std::int64_t>(job.chunk_bytes / element_bytes, 1);
+    v1::Chunk header;
+    header.set_parameter(source.parameter);
+    header.set_slice(source.slice);
+    header.set_micro_batch(source.micro_batch);
+    header.set_dtype(ToProto(source.dtype));
+    for (std::int64_t at = 0; at < source.elements; at += step) {
+      const std::int64_t count = std::min(step, source.elements - at);
+      header.set_offset(at);
+      const auto* data = static_cast<const std::byte*>(source.data) + at * element_bytes;
+      const grpc::ByteBuffer message =
+          EncodeChunkMessage(*front, Message::kChunkFieldNumber, header, data,
+                             static_cast<std::size_t>(count * element_bytes));
+      if (!writer.Write(message)) return false;
+      front = &empty;
+    }
+  }
+  if (front != &head) return true;
+  // Nothing to send, but the daemon must learn who opened the stream.
+  const grpc::Slice slice(head.SerializeAsString());
+  return writer.Write(grpc::ByteBuffer(&slice, 1));
+}
+
+template <typename Message, typename Reply>
+CallResult Send(const PushJob& job, const char* method, const Message& head, absl::Time deadline,
+                Reply* reply) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  reply->Clear();
+  const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::CLIENT_STREAMING);
+  const std::unique_ptr<Writer> writer(
+      grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(job.channel.get(), rpc,
+                                                                    &context, reply));
+  const bool written = WriteSlices(job, head, *writer);
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!status.ok()) return {FromGrpc(status), PositionFrom(context)};
+  const auto sent = static_cast<std::int64_t>(
+      std::count_if(job.sources.begin(), job.sources.end(),
+                    [](const SliceSource& source) { return source.elements > 0; }));
+  const std::int64_t taken = reply->slices_accepted() + reply->slices_duplicate();
+  if (!written || taken != sent) {
+    return {absl::DataLossError(absl::StrFormat(
+                "run \"%s\": %s: the daemon took %d of %d slices", job.id.run(), method, taken,
+                sent)),
+            std::nullopt};
+  }
+  return {};
+}
+
+}  // namespace
+
+CallResult SendInitialize(const PushJob& job, absl::Time deadline, v1::InitializeReply* reply) {
+  v1::InitializeRequest head;
+  *head.mutable_id() = job.id;
+  head.set_rank(job.rank);
+  return Send(job, "/muond.v1.Optimizer/Initialize", head, deadline, reply);
+}
+
+CallResult SendPush(const PushJob& job, std::int64_t step, absl::Time deadline,
+                    v1::PushReply* reply) {
+  v1::PushRequest head;
+  *head.mutable_id() = job.id;
+  head.set_rank(job.rank);
+  head.set_step(step);
+  CallResult result = Send(job, "/muond.v1.Optimizer/Push", head, deadline, reply);
+  if (!result.status.ok()) return result;
+  std::int64_t bytes = 0;
+  for (const SliceSource& source : job.sources) {
+    bytes += source.elements * static_cast<std::int64_t>(DtypeBytes(source.dtype));
+  }
+  if (reply->bytes() != bytes) {
+    result.status = absl::DataLossError(
+        absl::StrFormat("run \"%s\": push for step %d: the daemon received %d of %d bytes",
+                        job.id.run(), step, reply->bytes(), bytes));
+  }
+  return result;
+}
+
+}  // namespace muond::client

@@ -1,0 +1,73 @@
+#include "client/cpp/retry.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_format.h"
+
+namespace muond::client {
+namespace {
+
+constexpr absl::Duration kInitialDelay = absl::Milliseconds(20);
+constexpr absl::Duration kMaxDelay = absl::Seconds(1);
+
+// gRPC's own words say neither which call nor which daemon.
+absl::Status Explain(const RetryPlan& plan, const absl::Status& status, int attempts,
+                     absl::Duration elapsed) {
+  const bool transport = absl::IsUnavailable(status) || absl::IsCancelled(status) ||
+                         (absl::IsDeadlineExceeded(status) &&
+                          status.message() == "Deadline Exceeded");
+  if (!transport) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrFormat("%s: no answer from %s within %s (%d attempt%s): %s", plan.what, plan.peer,
+                      absl::FormatDuration(absl::Trunc(elapsed, absl::Milliseconds(1))), attempts,
+                      attempts == 1 ? "" : "s", status.message()));
+}
+
+}  // namespace
+
+bool WorthRepeating(const CallResult& result, CallKind kind, std::int64_t generation,
+                    int attempts) {
+  switch (result.status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+      return true;
+    case absl::StatusCode::kDataLoss:
+      return attempts <= kDataLossRepeats;
+    case absl::StatusCode::kAborted:
+      // A position without our generation says that the step must begin anew: not ours to decide.
+      return kind == CallKind::kStream && attempts <= kDataLossRepeats &&
+             (!result.position.has_value() || result.position->generation() == generation);
+    default:
+      return false;
+  }
+}
+
+absl::Duration BackoffDelay(int attempts, absl::BitGenRef random) {
+  const double doubled = std::ldexp(1.0, std::min(attempts - 1, 30));
+  const absl::Duration whole = std::min(kInitialDelay * doubled, kMaxDelay);
+  return whole * absl::Uniform(random, 0.5, 1.0);
+}
+
+CallResult CallWithRetries(const RetryPlan& plan,
+                           const std::function<CallResult(const Attempt&)>& call,
+                           const RetryClock& clock) {
+  const absl::Time start = clock.now();
+  absl::BitGen random;
+  Attempt attempt{.number = 1, .deadline = start + plan.timeout};
+  for (;; ++attempt.number) {
+    CallResult result = call(attempt);
+    if (result.status.ok()) return result;
+    const absl::Duration delay = BackoffDelay(attempt.number, random);
+    if (!WorthRepeating(result, plan.kind, plan.generation, attempt.number) ||
+        clock.now() + delay >= attempt.deadline) {
+      result.status = Explain(plan, result.status, attempt.number, clock.now() - start);
+      return result;
+    }
+    clock.sleep(delay);
+  }
+}
+
+}  // namespace muond::client

@@ -1,0 +1,157 @@
+// A trainer's seat in a run: register, push gradients, get parameters back.
+//
+//   auto session = Session::Open(spec, rank, slices, options);      // routing report included
+//   session->Initialize(values);                                    // once
+//   for (...) {
+//     auto outcome = session->Step({.loss_scale = session->loss_scale(), ...}, gradients);
+//     session->Pull(outcome->version, parameters);
+//   }
+//
+// Every call has a deadline and may be repeated: the service applies a step once however often it
+// is finished. UNAVAILABLE, ABORTED streams and DATA_LOSS are retried here within the deadline
+// (retry.h); what is returned needs the caller: see each method. Pushes only read the caller's
+// buffers.
+// Thread rule: one thread at a time per Session; Sessions are independent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/values.h"
+
+namespace grpc {
+class Channel;
+}
+
+namespace muond::client {
+
+class Connection;
+class SliceTable;
+struct CallResult;
+struct RetryPlan;
+
+struct SessionOptions {
+  // "unix:///run/muond/muond.sock" or "127.0.0.1:7070"; empty: $MUOND_ENDPOINT.
+  std::string endpoint;
+  // Takes the place of `endpoint`: an in-process server's channel.
+  std::shared_ptr<grpc::Channel> channel;
+  std::string session;                                // identity across restarts; empty: "rank-<n>"
+  absl::Duration call_timeout = absl::Seconds(30);    // of a control call, retries included
+  absl::Duration step_timeout = absl::Seconds(120);   // of Finish: waiting for the other ranks
+  absl::Duration bulk_timeout = absl::Seconds(300);   // of one Initialize, Push or Pull stream
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;   // payload of one message
+};
+
+// One slice's values to send: `elements` values of `dtype`, the row-major order of the box.
+struct SliceSource {
+  std::string parameter;
+  std::int64_t slice = 0;
+  const void* data = nullptr;
+  std::int64_t elements = 0;
+  Dtype dtype = Dtype::kF32;
+  std::int64_t micro_batch = 0;
+};
+
+// Where one slice's values go, likewise. `dtype` must be the parameter's (or f32 for masters).
+struct SliceSink {
+  std::string parameter;
+  std::int64_t slice = 0;
+  void* data = nullptr;
+  std::int64_t elements = 0;
+  Dtype dtype = Dtype::kF32;
+};
+
+class Session {
+ public:
+  // Registers (or rejoins) the run. Errors as of the Register call: INVALID_ARGUMENT and
+  // FAILED_PRECONDITION name the parameters and the remedy (Muon silently inactive, placeholder
+  // shapes, gaps); UNAVAILABLE when no daemon answers within call_timeout.
+  static absl::StatusOr<std::unique_ptr<Session>> Open(const RunSpec& spec, std::int64_t rank,
+                                                       const RankSlices& slices,
+                                                       const SessionOptions& options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Who got which algorithm and why, in registration order.
+  const v1::RoutingReport& routing() const { return registered_.routing(); }
+  const v1::RegisterReply& registered() const { return registered_; }
+  std::int64_t rank() const { return rank_; }
+  std::int64_t generation() const { return generation_; }
+  // The step that Begin will name next, and the scale that its gradients must be made with.
+  std::int64_t next_step() const { return next_step_; }
+  double loss_scale() const { return loss_scale_; }
+  // Of the newest step that this session or, before it joined, the run has seen the end of.
+  const std::optional<StepOutcome>& last_outcome() const { return last_outcome_; }
+
+  // Sends initial values; true when the run then has all of them (all ranks').
+  absl::StatusOr<bool> Initialize(std::span<const SliceSource> values);
+
+  // Begin, push, finish. `begin.step` and `begin.loss_scale` are filled in from the session when
+  // step is 0 and loss_scale is 0. Returns the outcome; a skipped step is an outcome, not an error.
+  absl::StatusOr<StepOutcome> Step(StepBegin begin, std::span<const SliceSource> gradients,
+                                   const std::vector<std::string>& absent = {});
+
+  // The same in pieces, for trainers that push while backward still runs. ABORTED: the generation
+  // was raised or the step's attempt was given up; Rejoin, then start the step again from Begin.
+  absl::Status Begin(const StepBegin& begin);
+  absl::Status Push(std::span<const SliceSource> gradients);
+  absl::StatusOr<StepOutcome> Finish(const std::vector<std::string>& absent = {});
+
+  // Registers again under the same session name and adopts generation, next step, loss scale and
+  // last outcome. Step does so by itself.
+  absl::Status Rejoin();
+
+  // Discards the step on the trainer's word (its own scaler skipped it).
+  absl::StatusOr<StepOutcome> Skip(SkipCause cause, double loss_scale);
+
+  // Reads slices of `version` (StepOutcome::version, or 0 before the first step).
+  // FAILED_PRECONDITION for any other version; never a mix of two. On error the sinks' contents are
+  // undefined.
+  absl::Status Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master = false);
+
+  // Leaves the run; the last rank's Close frees it. True when the run is gone.
+  absl::StatusOr<bool> Close();
+
+ private:
+  Session();
+  // Takes over where the run stands.
+  void Adopt(const v1::RunPosition& position);
+  absl::StatusOr<StepOutcome> Consume(const v1::FinishReply& reply);
+  // The pieces of a step with what a refusal said about the run's position; Begin's tells on
+  // success too.
+  CallResult BeginOnce(const StepBegin& begin);
+  CallResult PushOnce(std::span<const SliceSource> gradients);
+  CallResult FinishOnce(const std::vector<std::string>& absent, v1::FinishReply* reply);
+  // One try of a whole step; empty outcome: it must begin anew after a Rejoin.
+  absl::StatusOr<std::optional<StepOutcome>> TryStep(const StepBegin& begin,
+                                                     std::span<const SliceSource> gradients,
+                                                     const std::vector<std::string>& absent);
+  v1::RunId Id() const;
+  std::int64_t ChunkBytes() const;
+  RetryPlan Plan(const std::string& action, absl::Duration timeout) const;
+
+  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<SliceTable> table_;
+  SessionOptions options_;
+  RunSpec spec_;
+  RankSlices slices_;
+  v1::RegisterReply registered_;
+  std::optional<StepOutcome> last_outcome_;
+  std::int64_t rank_ = 0;
+  std::int64_t generation_ = 0;
+  std::int64_t next_step_ = 0;
+  std::int64_t step_ = -1;          // begun last; -1: none since the session joined
+  std::int64_t micro_batches_ = 1;  // of that step
+  double loss_scale_ = 1.0;
+};
+
+}  // namespace muond::client

@@ -1,0 +1,28 @@
+# Third-party libraries, all from Debian 12. Found once here, used by target name elsewhere.
+find_package(Threads REQUIRED)
+find_package(absl CONFIG REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(gRPC CONFIG REQUIRED)
+find_package(prometheus-cpp CONFIG REQUIRED)
+find_package(GTest REQUIRED)
+find_package(benchmark CONFIG REQUIRED)
+find_package(nlohmann_json CONFIG REQUIRED)
+find_package(spdlog CONFIG REQUIRED)
+find_package(CLI11 CONFIG REQUIRED)
+find_package(TBB CONFIG REQUIRED)
+find_package(OpenBLAS CONFIG REQUIRED)
+# Debian's own Python, whatever stands first on PATH: it is the one that sees Debian's packages.
+if(NOT DEFINED Python3_EXECUTABLE AND EXISTS /usr/bin/python3)
+  set(Python3_EXECUTABLE /usr/bin/python3)
+endif()
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(SYSTEMD REQUIRED IMPORTED_TARGET libsystemd)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET libisal)
+pkg_check_modules(RE2 REQUIRED IMPORTED_TARGET re2)
+
+# Debian's OpenBLAS package config names files, not a target.
+add_library(muond_openblas INTERFACE)
+target_include_directories(muond_openblas SYSTEM INTERFACE ${OpenBLAS_INCLUDE_DIRS})
+target_link_libraries(muond_openblas INTERFACE ${OpenBLAS_LIBRARIES})

@@ -1,0 +1,171 @@
+// The plain fp64 truth: every method a loop that can be checked against its formula by eye.
+//
+// Each element is computed in fp64 from the stored fp32 state and rounded to fp32 once; what is
+// computed from new state (U from M, the weight from m and v) is computed from its rounded value.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "kernels/backend.h"
+#include "kernels/host_memory.h"
+#include "kernels/reference/newton_schulz.h"
+
+namespace muond::kernels {
+namespace {
+
+// Element i of 16- or 32-bit data at any address.
+float Load(const void* data, Dtype dtype, std::size_t i) {
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  if (dtype == Dtype::kF32) {
+    float value;
+    std::memcpy(&value, bytes + i * sizeof(value), sizeof(value));
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, bytes + i * sizeof(bits), sizeof(bits));
+  return dtype == Dtype::kBF16 ? BF16ToFloat(bits) : F16ToFloat(bits);
+}
+
+float Load(const GradientView& gradient, std::size_t i) {
+  return Load(gradient.data, gradient.dtype, i) * gradient.unscale;
+}
+
+void Observe(float value, StateScan& scan) {
+  if (!std::isfinite(value)) {
+    ++scan.nonfinite;
+    return;
+  }
+  const double magnitude = std::fabs(static_cast<double>(value));
+  scan.max_abs = std::max(scan.max_abs, magnitude);
+  scan.sum_squares += magnitude * magnitude;
+}
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "reference"; }
+  std::string description() const override { return "reference: fp64 loops, one thread"; }
+
+  void* Allocate(std::size_t bytes) override { return AllocateHost(bytes); }
+  void Free(void* memory) override { FreeHost(memory); }
+  Error Copy(void* dst, const void* src, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(dst, src, bytes);
+    return {};
+  }
+
+  Error Accumulate(float* acc, const void* data, Dtype dtype, std::size_t elements,
+                   bool first) override {
+    for (std::size_t i = 0; i < elements; ++i) {
+      const float value = Load(data, dtype, i);
+      acc[i] = first ? value : acc[i] + value;
+    }
+    return {};
+  }
+
+  Error Scan(const GradientView& gradient, GradientScan& result) override {
+    result = {};
+    for (std::size_t begin = 0; begin < gradient.elements; begin += kBlockElements) {
+      StateScan block;
+      const std::size_t end = std::min(gradient.elements, begin + kBlockElements);
+      for (std::size_t i = begin; i < end; ++i) Observe(Load(gradient, i), block);
+      result.nonfinite += block.nonfinite;
+      result.max_abs = std::max(result.max_abs, block.max_abs);
+      result.block_sums.push_back(block.sum_squares);
+    }
+    return {};
+  }
+
+  Error ScanState(const float* data, std::size_t elements, StateScan& result) override {
+    result = {};
+    for (std::size_t i = 0; i < elements; ++i) Observe(data[i], result);
+    return {};
+  }
+
+  Error Round(void* dst, Dtype dtype, const float* src, std::size_t elements) override {
+    auto* bytes = static_cast<unsigned char*>(dst);
+    for (std::size_t i = 0; i < elements; ++i) {
+      if (dtype == Dtype::kF32) {
+        std::memcpy(bytes + i * sizeof(float), &src[i], sizeof(float));
+        continue;
+      }
+      const std::uint16_t bits = dtype == Dtype::kBF16 ? FloatToBF16(src[i]) : FloatToF16(src[i]);
+      std::memcpy(bytes + i * sizeof(bits), &bits, sizeof(bits));
+    }
+    return {};
+  }
+
+  Error Momentum(const GradientView& gradient, const MomentumRule& rule, float* m, bool write_m,
+                 float* u_out, StateScan& state) override {
+    if (write_m) state = {};
+    const bool ema = rule.form == MomentumForm::kEma;
+    for (std::size_t i = 0; i < gradient.elements; ++i) {
+      const double g = Load(gradient, i) * rule.gradient_scale;
+      const double old_m = m[i];
+      const float new_m =
+          static_cast<float>(ema ? old_m + (1 - rule.beta) * (g - old_m) : rule.beta * old_m + g);
+      const double g_weight = ema ? 1 - rule.beta : 1;
+      u_out[i] = rule.nesterov ? static_cast<float>(g_weight * g + rule.beta * new_m) : new_m;
+      if (!write_m) continue;
+      m[i] = new_m;
+      Observe(new_m, state);
+    }
+    return {};
+  }
+
+  Error NewtonSchulz(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,
+                     std::span<NewtonSchulzResult> results) override {
+    try {
+      for (std::size_t i = 0; i < jobs.size(); ++i) {
+        results[i] = reference::NewtonSchulz(jobs[i], rule);
+      }
+    } catch (const std::bad_alloc&) {
+      return Error("newton-schulz: no host memory left for scratch");
+    }
+    return {};
+  }
+
+  Error Apply(float* w, const float* o, std::size_t elements, double decay, double step,
+              StateScan& state) override {
+    state = {};
+    for (std::size_t i = 0; i < elements; ++i) {
+      w[i] = static_cast<float>(decay * w[i] - step * o[i]);
+      Observe(w[i], state);
+    }
+    return {};
+  }
+
+  Error AdamW(const GradientView& gradient, const AdamWRule& rule, const AdamWState& state,
+              AdamWScan& scan) override {
+    scan = {};
+    const double t = static_cast<double>(rule.t);
+    const double step = rule.lr / (1 - std::pow(rule.beta1, t));
+    const double v_factor = 1 / std::sqrt(1 - std::pow(rule.beta2, t));
+    for (std::size_t i = 0; i < gradient.elements; ++i) {
+      const double g = Load(gradient, i) * rule.gradient_scale;
+      const float m = static_cast<float>(rule.beta1 * state.exp_avg[i] + (1 - rule.beta1) * g);
+      const float v =
+          static_cast<float>(rule.beta2 * state.exp_avg_sq[i] + ((1 - rule.beta2) * g) * g);
+      const double denominator = std::sqrt(static_cast<double>(v)) * v_factor + rule.eps;
+      const float w = static_cast<float>(rule.decay * state.w[i] - step * m / denominator);
+      state.exp_avg[i] = m;
+      state.exp_avg_sq[i] = v;
+      state.w[i] = w;
+      Observe(w, scan.weight);
+      Observe(m, scan.exp_avg);
+      Observe(v, scan.exp_avg_sq);
+    }
+    return {};
+  }
+
+  std::size_t NewtonSchulzScratchBytes(std::int64_t rows, std::int64_t cols) const override {
+    // Temporary vectors, freed at the end of each matrix: X, its successor, A and B in fp64.
+    const auto [m, n] = std::minmax(rows, cols);
+    return static_cast<std::size_t>(2 * m * n + 2 * m * m) * sizeof(double);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeReferenceBackend() { return std::make_unique<ReferenceBackend>(); }
+
+}  // namespace muond::kernels

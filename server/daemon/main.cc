@@ -1,0 +1,84 @@
+// muond: the optimizer daemon. Reads its configuration, starts the service, waits for a signal.
+#include <pthread.h>
+#include <signal.h>
+#include <systemd/sd-daemon.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "server/daemon/config.h"
+#include "server/daemon/embedded.h"
+#include "server/daemon/logging.h"
+#include "spdlog/spdlog.h"
+
+namespace muond {
+namespace {
+
+constexpr int kUsageError = 2;
+
+pthread_t main_thread;
+
+void PassToMain(int signal_number) { pthread_kill(main_thread, signal_number); }
+
+// Signals are taken by the main thread alone; every thread started later inherits the mask. Those
+// that OpenBLAS starts before main pass on what reaches them: it would end the process there.
+sigset_t BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  main_thread = pthread_self();
+  for (const int number : {SIGTERM, SIGINT}) signal(number, &PassToMain);
+  signal(SIGPIPE, SIG_IGN);
+  return signals;
+}
+
+void LogStart(const Config& config, const Service& service) {
+  for (const std::string& warning : config.warnings) spdlog::warn("{}", warning);
+  for (const std::string& address : service.addresses()) spdlog::info("listening on {}", address);
+  if (!service.metrics_address().empty()) {
+    spdlog::info("metrics on http://{}/metrics", service.metrics_address());
+  }
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  const auto parsed = ParseCommandLine(arguments, ProcessEnvironment());
+  if (!parsed.ok()) {
+    std::fprintf(stderr, "muond: %s\n", std::string(parsed.status().message()).c_str());
+    return kUsageError;
+  }
+  if (!parsed->text.empty()) {
+    std::fputs(parsed->text.c_str(), stdout);
+    return 0;
+  }
+  const Config& config = parsed->config;
+  const sigset_t signals = BlockSignals();
+  if (absl::Status ready = PrepareSocketDirectories(config); !ready.ok()) {
+    std::fprintf(stderr, "muond: %s\n", std::string(ready.message()).c_str());
+    return 1;
+  }
+  SetUpLogging(config.log_level, config.log_format);
+  auto service = Service::Start(config.service);
+  if (!service.ok()) {
+    std::fprintf(stderr, "muond: %s\n", std::string(service.status().message()).c_str());
+    return absl::IsInvalidArgument(service.status()) ? kUsageError : 1;
+  }
+  LogStart(config, **service);
+  sd_notify(0, "READY=1\nSTATUS=accepting runs");
+
+  int signal_number = 0;
+  sigwait(&signals, &signal_number);
+  spdlog::info("{}: draining for at most {}", signal_number == SIGTERM ? "SIGTERM" : "SIGINT",
+               absl::FormatDuration(config.drain_grace));
+  sd_notify(0, "STOPPING=1\nSTATUS=draining");
+  (*service)->Stop(config.drain_grace);
+  spdlog::info("stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace muond
+
+int main(int argc, char** argv) { return muond::Main({argv + 1, argv + argc}); }

@@ -1,0 +1,198 @@
+#include "server/engine/engine.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace muond {
+namespace {
+
+using ::testing::HasSubstr;
+
+// An engine with a 2 x 2 Muon matrix "w" and an AdamW vector "b" of three elements.
+class EngineTest : public ::testing::Test {
+ protected:
+  EngineTest() : backend_(kernels::MakeReferenceBackend()) {
+    spec_.name = "run";
+    GroupSpec group{.name = "all"};
+    group.muon = {.lr = 0.1, .weight_decay = 0.1, .momentum = 0.95};
+    group.adamw = {.lr = 0.1, .weight_decay = 0.01};
+    spec_.groups = {group};
+    spec_.parameters = {{.name = "w", .shape = Dims{2, 2}, .group = "all", .role = Role::kHidden},
+                        {.name = "b", .shape = Dims{3}, .group = "all", .role = Role::kBias}};
+    routing_ = *RouteParameters(spec_);
+  }
+
+  void Make() {
+    auto engine = Engine::Create(*backend_, spec_, routing_, {&points_, &fault_});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+    const float w[] = {1, 0, 0, 1}, b[] = {1, 1, 1};
+    ASSERT_TRUE(engine_->WriteInitial(0, WholeBox({2, 2}), w, Dtype::kF32).ok());
+    ASSERT_TRUE(engine_->WriteInitial(1, WholeBox({3}), b, Dtype::kF32).ok());
+    ASSERT_TRUE(engine_->FinishInitial().ok());
+  }
+
+  ReducedGradient Reduce(int state, const std::vector<float>& values, double divisor = 1) {
+    auto memory = *engine_->AllocateTensor(values.size(), Dtype::kF32);
+    std::memcpy(memory->data(), values.data(), values.size() * sizeof(float));
+    auto reduced = engine_->Reduce(state, {{memory, Dtype::kF32}}, divisor);
+    EXPECT_TRUE(reduced.ok()) << reduced.status();
+    return reduced.ok() ? *reduced : ReducedGradient{};
+  }
+
+  CommitRequest Request(std::set<int> absent = {}) const {
+    return {.absent = std::move(absent),
+            .muon = {{"all", spec_.groups[0].muon}},
+            .adamw = {{"all", spec_.groups[0].adamw}}};
+  }
+
+  std::vector<float> Weights(int state, std::int64_t count) {
+    std::vector<float> values(count);
+    EXPECT_TRUE(engine_->Read(state, WholeBox(*spec_.parameters[state].shape), 0, count, Dtype::kF32,
+                              values.data())
+                    .ok());
+    return values;
+  }
+
+  std::unique_ptr<kernels::Backend> backend_;
+  RunSpec spec_;
+  Routing routing_;
+  FaultInjector points_;
+  kernels::NewtonSchulzFault fault_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(EngineTest, CommitsTheGoldenFirstStep) {
+  Make();
+  Reduce(0, {3, 0, 0, 4});
+  Reduce(1, {2, 2, 2});
+  const auto report = engine_->Commit(Request());
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->newton_schulz_calls, 1);
+  const auto w = Weights(0, 4);
+  EXPECT_NEAR(w[0], .9177124, 1e-6);
+  EXPECT_NEAR(w[3], .8780796, 1e-6);
+  EXPECT_NEAR(Weights(1, 3)[0], .8990000005, 1e-6);
+  EXPECT_EQ(engine_->state(0).t, 1);
+}
+
+TEST_F(EngineTest, ReducingAndDiscardingTouchesNothing) {
+  Make();
+  const std::string before = engine_->TensorDigest();
+  const auto reduced = Reduce(0, {std::numeric_limits<float>::infinity(), 0, 0, NAN});
+  EXPECT_EQ(reduced.nonfinite, 2);
+  Reduce(1, {2, 2, 2});
+  engine_->Discard();
+  EXPECT_EQ(engine_->TensorDigest(), before);
+}
+
+TEST_F(EngineTest, AnAbsentParameterKeepsEveryByteAndItsT) {
+  Make();
+  const std::string before = engine_->ParameterDigest(0);
+  Reduce(1, {2, 2, 2});
+  ASSERT_TRUE(engine_->Commit(Request({0})).ok());
+  EXPECT_EQ(engine_->ParameterDigest(0), before);
+  EXPECT_EQ(engine_->state(0).t, 0);
+  EXPECT_EQ(engine_->state(1).t, 1);
+}
+
+TEST_F(EngineTest, LayersAreSummedInOrderAndDivided) {
+  Make();
+  std::vector<GradientLayer> layers;
+  for (const std::vector<float>& values : {std::vector<float>{2, 0, 0, 0}, {0, 0, 0, 2}}) {
+    auto memory = *engine_->AllocateTensor(4, Dtype::kF32);
+    std::memcpy(memory->data(), values.data(), 16);
+    layers.push_back({memory, Dtype::kF32});
+  }
+  const auto reduced = engine_->Reduce(0, layers, 2);
+  ASSERT_TRUE(reduced.ok());
+  EXPECT_EQ(reduced->max_abs, 1);
+  ASSERT_EQ(reduced->block_sums.size(), 1u);
+  EXPECT_EQ(reduced->block_sums[0], 2);
+}
+
+TEST_F(EngineTest, StateOverflowIsForeseen) {
+  Make();
+  EXPECT_FALSE(Reduce(1, {2, 2, 2}).state_overflow);
+  engine_->Discard();
+  EXPECT_TRUE(Reduce(1, {2, 1e25f, 2}).state_overflow);
+}
+
+TEST_F(EngineTest, ReplicasThatDisagreeAreRefusedAndNothingIsWritten) {
+  spec_.parameters[1].replicated = true;
+  auto engine = Engine::Create(*backend_, spec_, routing_, {});
+  ASSERT_TRUE(engine.ok());
+  engine_ = *std::move(engine);
+  const float first[] = {1, 2}, second[] = {9, 3}, agreeing[] = {2, 3};
+  ASSERT_TRUE(engine_->WriteInitial(1, {{0}, {2}, true}, first, Dtype::kF32).ok());
+  const absl::Status refused = engine_->WriteInitial(1, {{1}, {2}, true}, second, Dtype::kF32);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("replicas disagree"));
+  EXPECT_THAT(Weights(1, 3), ::testing::ElementsAre(1, 2, 0));
+  EXPECT_TRUE(engine_->WriteInitial(1, {{1}, {2}, true}, agreeing, Dtype::kF32).ok());
+  EXPECT_THAT(Weights(1, 3), ::testing::ElementsAre(1, 2, 3));
+}
+
+TEST_F(EngineTest, NonFiniteInitialValuesAreRefusedByName) {
+  Make();
+  const float bad[] = {1, NAN, 1};
+  const absl::Status refused = engine_->WriteInitial(1, WholeBox({3}), bad, Dtype::kF32);
+  EXPECT_EQ(std::string(refused.message()),
+            "parameter \"b\": initial values of [0:3]: 1 non-finite elements");
+}
+
+TEST_F(EngineTest, ReadsASliceRoundedToTheDtype) {
+  Make();
+  const float values[] = {1.00390625f, 2, 3, 4};  // 1 + 2^-8: half a unit of bf16, ties to even
+  ASSERT_TRUE(engine_->WriteInitial(0, WholeBox({2, 2}), values, Dtype::kF32).ok());
+  std::uint16_t column[2];
+  ASSERT_TRUE(engine_->Read(0, {{0, 0}, {2, 1}}, 0, 2, Dtype::kBF16, column).ok());
+  EXPECT_EQ(kernels::BF16ToFloat(column[0]), 1.0f);
+  EXPECT_EQ(kernels::BF16ToFloat(column[1]), 3.0f);
+}
+
+TEST_F(EngineTest, DigestSeesEveryStateTensorAndT) {
+  Make();
+  const std::string before = engine_->TensorDigest();
+  Reduce(0, {0, 0, 0, 0});
+  Reduce(1, {0, 0, 0});
+  CommitRequest still = Request();
+  still.muon["all"].lr = still.adamw["all"].lr = 0;
+  ASSERT_TRUE(engine_->Commit(still).ok());
+  EXPECT_THAT(Weights(0, 4), ::testing::ElementsAre(1, 0, 0, 1));
+  EXPECT_NE(engine_->TensorDigest(), before) << "t has advanced";
+}
+
+TEST_F(EngineTest, AFailedOrthogonalizationLeavesTheWeightsFinite) {
+  backend_ = kernels::MakeCpuBackend({.threads = 1, .newton_schulz_fault = &fault_});
+  Make();
+  ASSERT_TRUE(points_.ArmFromSpec("newton_schulz_fast_path_nan,newton_schulz_fallback_nan").ok());
+  Reduce(0, {3, 0, 0, 4});
+  Reduce(1, {2, 2, 2});
+  const auto report = engine_->Commit(Request());
+  ASSERT_TRUE(report.ok());
+  EXPECT_THAT(report->failure, HasSubstr("\"w\""));
+  for (float value : Weights(0, 4)) EXPECT_TRUE(std::isfinite(value));
+}
+
+TEST_F(EngineTest, Dion76_ABadFastPathIsRedoneAndCounted) {
+  backend_ = kernels::MakeCpuBackend({.threads = 1, .newton_schulz_fault = &fault_});
+  Make();
+  ASSERT_TRUE(points_.ArmFromSpec("newton_schulz_fast_path_nan").ok());
+  Reduce(0, {3, 0, 0, 4});
+  Reduce(1, {2, 2, 2});
+  const auto report = engine_->Commit(Request());
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->failure, "");
+  EXPECT_EQ(report->newton_schulz_fallbacks, 1);
+  EXPECT_EQ(report->newton_schulz_calls, 1);
+  EXPECT_NEAR(Weights(0, 4)[0], .9177124, 1e-5);
+}
+
+}  // namespace
+}  // namespace muond

@@ -1,0 +1,42 @@
+#include "server/engine/state_bounds.h"
+
+#include <cmath>
+#include <limits>
+
+namespace muond {
+namespace {
+
+// A hair below FLT_MAX: the kernels round a handful of times on the way to a new state element.
+constexpr double kLargest = static_cast<double>(std::numeric_limits<float>::max()) * (1 - 1e-5);
+constexpr double kOrthogonalElementMax = 2.0;
+
+bool Fits(double bound) { return bound <= kLargest; }  // false for NaN too
+
+}  // namespace
+
+bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
+                            const kernels::MomentumRule& rule, double decay, double step_max) {
+  const bool sum = rule.form == kernels::MomentumForm::kSum;
+  const double weight_of_gradient = sum ? 1.0 : 1.0 - rule.beta;
+  const double momentum = rule.beta * now.momentum + weight_of_gradient * gradient_max;
+  // U feeds Newton-Schulz: not state, but an infinite one would leave no update to apply.
+  const double u = rule.nesterov ? rule.beta * momentum + weight_of_gradient * gradient_max : momentum;
+  // The ema form is computed as M + (1 - beta)(G - M): the difference must fit as well.
+  const double difference = sum ? 0.0 : gradient_max + now.momentum;
+  const double weight = std::abs(decay) * now.weight + step_max * kOrthogonalElementMax;
+  return !(Fits(momentum) && Fits(u) && Fits(difference) && Fits(weight));
+}
+
+bool AdamWStateCouldOverflow(const StateMaxima& now, double gradient_max,
+                             const kernels::AdamWRule& rule) {
+  const double m = rule.beta1 * now.momentum + (1 - rule.beta1) * gradient_max;
+  const double v =
+      rule.beta2 * now.exp_avg_sq + (1 - rule.beta2) * gradient_max * gradient_max;
+  const double t = static_cast<double>(rule.t);
+  const double m_hat = m / (1 - std::pow(rule.beta1, t));
+  const double update = rule.lr * m_hat / rule.eps;
+  const double weight = std::abs(rule.decay) * now.weight + update;
+  return !(Fits(gradient_max + now.momentum) && Fits(v) && Fits(m_hat / rule.eps) && Fits(weight));
+}
+
+}  // namespace muond

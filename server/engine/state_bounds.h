@@ -1,0 +1,30 @@
+// Could a finite gradient make an element of the new state non-finite? Answered from maxima alone,
+// without another pass over memory, before anything is touched. Pure.
+//
+// Bounds hold in real arithmetic and are compared with a little less than the largest fp32 number,
+// so rounding inside the kernels can't carry a state over the edge. They may err on the safe side:
+// a step close to the edge of fp32 is skipped (cause state_overflow) though it might have fitted.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+
+namespace muond {
+
+// Maxima of magnitudes kept since the last commit.
+struct StateMaxima {
+  double weight = 0;
+  double momentum = 0;    // Muon's M, AdamW's m
+  double exp_avg_sq = 0;  // AdamW's v
+};
+
+// `step_max` is lr times the largest shape factor of the parameter's matrices; a plausible
+// Newton-Schulz result has no element above 2. The gradient's maximum is unscaled and unclipped.
+bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
+                            const kernels::MomentumRule& rule, double decay, double step_max);
+
+bool AdamWStateCouldOverflow(const StateMaxima& now, double gradient_max,
+                             const kernels::AdamWRule& rule);
+
+}  // namespace muond

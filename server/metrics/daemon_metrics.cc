@@ -1,0 +1,101 @@
+#include "server/metrics/daemon_metrics.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "prometheus/text_serializer.h"
+#include "server/metrics/process_metrics.h"
+
+namespace muond {
+namespace {
+
+using enum MetricId;
+
+// Index of an enumerator in the vector of its label's series.
+template <typename Enum>
+std::size_t At(Enum value) {
+  return static_cast<std::size_t>(value);
+}
+
+}  // namespace
+
+RpcMetrics::RpcMetrics(MetricFamilies* families, const LabelValues& method)
+    : series_(families),
+      started_(series_.AddCounter(kGrpcServerStarted, method)),
+      handled_(series_.AddCounters(kGrpcServerHandled, method)),
+      handling_(series_.AddHistogram(kGrpcServerHandling, method)) {}
+
+void RpcMetrics::OnHandled(absl::StatusCode code, absl::Duration elapsed) {
+  const std::size_t index = static_cast<std::size_t>(code);
+  const std::size_t unknown = static_cast<std::size_t>(absl::StatusCode::kUnknown);
+  handled_[index < handled_.size() ? index : unknown]->Increment();
+  handling_->Observe(std::max(0.0, absl::ToDoubleSeconds(elapsed)));
+}
+
+DaemonMetrics::DaemonMetrics(const BuildInfo& build)
+    : families_(std::make_shared<MetricFamilies>()),
+      series_(families_.get()),
+      ready_(series_.AddGauge(kReady)),
+      log_messages_(series_.AddCounters(kLogMessages)),
+      phases_(series_.AddHistograms(kStepPhase)) {
+  series_.AddGauge(kBuildInfo, {build.version, build.revision, build.cuda, build.compiler})->Set(1);
+  for (const std::string_view path : RowOf(kTransportBytes).labels[0].values) {
+    transport_bytes_.push_back(series_.AddCounters(kTransportBytes, {std::string(path)}));
+    transport_messages_.push_back(series_.AddCounters(kTransportMessages, {std::string(path)}));
+    transport_errors_.push_back(series_.AddCounters(kTransportErrors, {std::string(path)}));
+  }
+  for (const std::string_view kind : RowOf(kMemory).labels[0].values) {
+    memory_.push_back(series_.AddGauge(kMemory, {std::string(kind), "host"}));
+  }
+}
+
+std::unique_ptr<RunMetrics> DaemonMetrics::OpenRun(RunMetrics::Opening opening) {
+  return std::make_unique<RunMetrics>(families_, std::move(opening));
+}
+
+void DaemonMetrics::OnLogMessage(LogSeverity severity) {
+  log_messages_[At(severity)]->Increment();
+}
+
+void DaemonMetrics::ObservePhase(StepPhase phase, absl::Duration elapsed) {
+  phases_[At(phase)]->Observe(std::max(0.0, absl::ToDoubleSeconds(elapsed)));
+}
+
+void DaemonMetrics::OnTransfer(TransportPath path, TransportDirection direction,
+                               std::int64_t bytes) {
+  transport_messages_[At(path)][At(direction)]->Increment();
+  if (bytes > 0) {
+    transport_bytes_[At(path)][At(direction)]->Increment(static_cast<double>(bytes));
+  }
+}
+
+void DaemonMetrics::OnTransportError(TransportPath path, TransportError reason) {
+  transport_errors_[At(path)][At(reason)]->Increment();
+}
+
+void DaemonMetrics::AddMemory(MemoryKind kind, std::int64_t bytes) {
+  memory_[At(kind)]->Increment(static_cast<double>(bytes));
+}
+
+RpcMetrics& DaemonMetrics::Rpc(const std::string& service, const std::string& method,
+                               const std::string& type) {
+  std::lock_guard lock(mutex_);
+  auto& slot = rpcs_[{type, service, method}];
+  if (slot == nullptr) {
+    slot = std::make_unique<RpcMetrics>(families_.get(), LabelValues{type, service, method});
+  }
+  return *slot;
+}
+
+std::string DaemonMetrics::Serialize() const {
+  std::vector<prometheus::MetricFamily> families = families_->registry().Collect();
+  for (prometheus::MetricFamily& family : CollectProcessMetrics()) {
+    families.push_back(std::move(family));
+  }
+  // Collect leaves out nothing: a family without series (no run is open) has no business there.
+  std::erase_if(families, [](const prometheus::MetricFamily& f) { return f.metric.empty(); });
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+}  // namespace muond

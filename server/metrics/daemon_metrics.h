@@ -1,0 +1,100 @@
+// The daemon's metrics: owner of all series, those of the daemon itself, and the exposition.
+//
+// Made once at start; every series of the daemon is there, at its first value, from the first
+// scrape on. Thread-safe. The text is the Prometheus exposition format 0.0.4.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/metrics/run_metrics.h"
+#include "server/metrics/series.h"
+
+namespace muond {
+
+struct BuildInfo {
+  std::string version;   // "0.1.0"
+  std::string revision;  // of the source; "unknown" outside a checkout
+  std::string cuda;      // of the toolkit; "none" in a build without it
+  std::string compiler;  // "g++ 12.2.0"
+};
+
+// The enumerations below are in the order of the labels in the metric table.
+enum class LogSeverity : std::uint8_t { kDebug, kInfo, kWarning, kError, kCritical };
+enum class StepPhase : std::uint8_t {
+  kReceive, kUnscale, kReduce, kMomentum, kNewtonSchulz, kAdamW, kApply, kSend
+};
+enum class TransportPath : std::uint8_t { kGrpc };
+enum class TransportDirection : std::uint8_t { kReceived, kSent };
+enum class TransportError : std::uint8_t {
+  kTimeout, kReset, kChecksum, kProtocol, kVersion, kNoMemory
+};
+enum class MemoryKind : std::uint8_t { kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging };
+
+// The grpc_server_* series of one method, all status codes at 0 from the start.
+class RpcMetrics {
+ public:
+  RpcMetrics(MetricFamilies* families, const LabelValues& method);
+
+  void OnStarted() { started_->Increment(); }
+  // `elapsed` is the time since the start of the call.
+  void OnHandled(absl::StatusCode code, absl::Duration elapsed);
+
+ private:
+  SeriesSet series_;
+  prometheus::Counter* started_;
+  std::vector<prometheus::Counter*> handled_;  // by status code
+  prometheus::Histogram* handling_;
+};
+
+class DaemonMetrics {
+ public:
+  explicit DaemonMetrics(const BuildInfo& build);
+
+  // The series of a run that opens; they go when the object does. It may outlive the daemon's.
+  std::unique_ptr<RunMetrics> OpenRun(RunMetrics::Opening opening);
+
+  void SetReady(bool ready) { ready_->Set(ready ? 1 : 0); }
+  bool ready() const { return ready_->Value() > 0; }
+  void OnLogMessage(LogSeverity severity);
+  void ObservePhase(StepPhase phase, absl::Duration elapsed);
+
+  // One payload message of `bytes` bytes went in or out.
+  void OnTransfer(TransportPath path, TransportDirection direction, std::int64_t bytes);
+  void OnTransportError(TransportPath path, TransportError reason);
+
+  // Runs add what they allocate and subtract what they free; the gauge is the sum.
+  void AddMemory(MemoryKind kind, std::int64_t bytes);
+
+  // The series of one method, made at the first call. `service` is the full name
+  // ("muond.v1.Optimizer"), `type` one of "unary", "client_stream", "server_stream", "bidi_stream".
+  // The reference stays valid as long as this object. Only methods that the server registered may
+  // be named: a client must not be able to make series.
+  RpcMetrics& Rpc(const std::string& service, const std::string& method, const std::string& type);
+
+  // The exposition of this moment: what GET /metrics answers.
+  std::string Serialize() const;
+
+ private:
+  std::shared_ptr<MetricFamilies> families_;
+  SeriesSet series_;
+  prometheus::Gauge* ready_;
+  std::vector<prometheus::Counter*> log_messages_;
+  std::vector<prometheus::Histogram*> phases_;
+  // By path, then by direction or reason.
+  std::vector<std::vector<prometheus::Counter*>> transport_bytes_, transport_messages_,
+      transport_errors_;
+  std::vector<prometheus::Gauge*> memory_;
+
+  std::mutex mutex_;  // of rpcs_
+  std::map<std::tuple<std::string, std::string, std::string>, std::unique_ptr<RpcMetrics>> rpcs_;
+};
+
+}  // namespace muond

@@ -1,0 +1,226 @@
+#include "server/metrics/metric_table.h"
+
+#include <string_view>
+#include <vector>
+
+#include "proto/check.h"
+
+namespace muond {
+namespace {
+
+using enum MetricId;
+using enum MetricType;
+
+// 0.5 ms to 131 s by doubling: steps of a small model on loopback up to the step deadline.
+std::vector<double> StepBuckets() {
+  return {0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064,  0.128,  0.256,
+          0.512,  1.024, 2.048, 4.096, 8.192, 16.384, 32.768, 65.536, 131.072};
+}
+// 0.1 ms to 26 s by factors of four: control calls up to a Finish that waits for other ranks.
+std::vector<double> RpcBuckets() {
+  return {0.0001, 0.0004, 0.0016, 0.0064, 0.0256, 0.1024, 0.4096, 1.6384, 6.5536, 26.2144};
+}
+
+MetricLabel Run() { return {"run", {}}; }
+MetricLabel Group() { return {"group", {}}; }
+MetricLabel Algorithm() { return {"algorithm", {"muon", "adamw"}}; }
+MetricLabel Transport() { return {"transport", {"grpc"}}; }
+MetricLabel Direction() { return {"direction", {"rx", "tx"}}; }
+MetricLabel GrpcType() { return {"grpc_type", {}}; }
+MetricLabel GrpcService() { return {"grpc_service", {}}; }
+MetricLabel GrpcMethod() { return {"grpc_method", {}}; }
+// In the order of the numeric status codes, spelled as in every other grpc_server_* exporter.
+MetricLabel GrpcCode() {
+  return {
+      "grpc_code",
+      {"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound",
+       "AlreadyExists", "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted",
+       "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss", "Unauthenticated"}};
+}
+
+// clang-format off
+std::vector<MetricRow> DaemonRows() {
+  constexpr auto kSection = MetricSection::kDaemon;
+  return {
+      {kBuildInfo, "muond_build_info", kGauge, kSection,
+       {{"version", {}}, {"revision", {}}, {"cuda", {}}, {"compiler", {}}}, "",
+       "Build of the running daemon; always 1.", {}},
+      {kReady, "muond_ready", kGauge, kSection, {}, "", "1 when the daemon accepts steps.", {}},
+      {kLogMessages, "muond_log_messages_total", kCounter, kSection,
+       {{"severity", {"debug", "info", "warning", "error", "critical"}}}, "",
+       "Log lines written.", {}},
+      {kProcessStartTime, "process_start_time_seconds", kGauge, kSection, {}, "seconds",
+       "Unix time at which the process started.", {}},
+      {kProcessCpu, "process_cpu_seconds_total", kCounter, kSection, {}, "seconds",
+       "User and system CPU time that the process has used.", {}},
+      {kProcessResidentMemory, "process_resident_memory_bytes", kGauge, kSection, {}, "bytes",
+       "Resident memory of the process.", {}},
+      {kProcessVirtualMemory, "process_virtual_memory_bytes", kGauge, kSection, {}, "bytes",
+       "Virtual memory of the process.", {}},
+      {kProcessOpenFds, "process_open_fds", kGauge, kSection, {}, "",
+       "File descriptors that the process has open.", {}},
+      {kProcessMaxFds, "process_max_fds", kGauge, kSection, {}, "",
+       "Most file descriptors that the process may have open.", {}},
+      {kMemory, "muond_memory_bytes", kGauge, kSection,
+       {{"kind", {"master", "momentum", "second_moment", "workspace", "staging"}},
+        {"location", {"host"}}}, "bytes",
+       "Memory that the daemon holds for its runs, by use.", {}},
+  };
+}
+
+std::vector<MetricRow> RunRows() {
+  constexpr auto kSection = MetricSection::kRuns;
+  return {
+      {kRunActive, "muond_run_active", kGauge, kSection, {Run()}, "",
+       "1 while the run is open.", {}},
+      {kRunState, "muond_run_state", kGauge, kSection,
+       {Run(), {"state", {"opening", "running", "checkpointing", "draining", "needs_restore",
+                          "failed"}}}, "",
+       "1 for the state that the run is in, 0 for every other.", {}},
+      {kTrainersConnected, "muond_trainers_connected", kGauge, kSection, {Run()}, "",
+       "Trainer ranks attached to the run.", {}},
+      {kTrainersExpected, "muond_trainers_expected", kGauge, kSection, {Run()}, "",
+       "Trainer ranks that the run needs.", {}},
+      {kMuonExpected, "muond_muon_expected", kGauge, kSection, {Run()}, "",
+       "1 if the run was configured to optimize something by Muon.", {}},
+      {kParameters, "muond_parameters", kGauge, kSection, {Run(), Group(), Algorithm()}, "",
+       "Logical tensors by algorithm, tied ones once.", {}},
+      {kParameterElements, "muond_parameter_elements", kGauge, kSection,
+       {Run(), Group(), Algorithm()}, "", "Elements by algorithm, tied ones once.", {}},
+  };
+}
+
+std::vector<MetricRow> StepRows() {
+  constexpr auto kSection = MetricSection::kSteps;
+  return {
+      {kSteps, "muond_steps_total", kCounter, kSection,
+       {Run(), {"outcome", {"applied", "skipped_overflow", "skipped_state_overflow",
+                           "skipped_norm_threshold", "skipped_by_trainer", "failed"}}}, "",
+       "Finished steps; a trainer's own skip for overflow counts as skipped_overflow.", {}},
+      {kLastStep, "muond_last_step", kGauge, kSection, {Run()}, "",
+       "Number of the last finished step; -1 before the first.", {}},
+      {kLastStepTimestamp, "muond_last_step_timestamp_seconds", kGauge, kSection, {Run()},
+       "seconds", "Unix time at which the last step finished; before the first, the run opened.",
+       {}},
+      {kStepInflight, "muond_step_inflight", kGauge, kSection, {Run()}, "",
+       "1 while a step has begun and has no outcome.", {}},
+      {kStepInflightStartTimestamp, "muond_step_inflight_start_timestamp_seconds", kGauge,
+       kSection, {Run()}, "seconds",
+       "Unix time at which the step in flight began; 0 while there is none.", {}},
+      {kStepWaitingShards, "muond_step_waiting_shards", kGauge, kSection, {Run()}, "",
+       "Gradient shards that the step in flight still waits for.", {}},
+      {kStepDuration, "muond_step_duration_seconds", kHistogram, kSection, {Run()}, "seconds",
+       "Time from the first event of a step to its outcome.", StepBuckets()},
+      {kStepPhase, "muond_step_phase_seconds", kHistogram, kSection,
+       {{"phase", {"receive", "unscale", "reduce", "momentum", "newton_schulz", "adamw", "apply",
+                   "send"}}}, "seconds",
+       "Time that a step spent in each phase, all runs together.", StepBuckets()},
+      {kConsecutiveSkips, "muond_consecutive_skips", kGauge, kSection, {Run()}, "",
+       "Steps skipped in a row up to now.", {}},
+      {kDuplicateRequests, "muond_duplicate_requests_total", kCounter, kSection, {Run()}, "",
+       "Requests that repeated one already carried out and were answered from memory.", {}},
+  };
+}
+
+std::vector<MetricRow> NumericsRows() {
+  constexpr auto kSection = MetricSection::kNumerics;
+  return {
+      {kLossScale, "muond_loss_scale", kGauge, kSection, {Run()}, "",
+       "Loss scale that the next step's gradients are made with.", {}},
+      {kLossScaleMin, "muond_loss_scale_min", kGauge, kSection, {Run()}, "",
+       "Floor of the dynamic loss scale; only runs that have one.", {}},
+      {kLossScaleChanges, "muond_loss_scale_changes_total", kCounter, kSection,
+       {Run(), {"direction", {"growth", "backoff"}}}, "", "Changes of the dynamic loss scale.", {}},
+      {kLearningRate, "muond_learning_rate", kGauge, kSection, {Run(), Group()}, "",
+       "Learning rate in force; that of the group's Muon half where it has one.", {}},
+      {kGradNorm, "muond_grad_norm", kGauge, kSection, {Run()}, "",
+       "Global gradient norm of the last finite step, unscaled, before clipping.", {}},
+      {kGradClippedSteps, "muond_grad_clipped_steps_total", kCounter, kSection, {Run()}, "",
+       "Applied steps whose gradient norm exceeded the clipping limit.", {}},
+      {kNonfiniteElements, "muond_nonfinite_elements_total", kCounter, kSection,
+       {Run(), {"kind", {"grad"}}}, "", "Non-finite elements seen in reduced gradients.", {}},
+      {kNonfiniteTensors, "muond_nonfinite_tensors", kGauge, kSection,
+       {Run(), {"kind", {"momentum", "second_moment", "master_weight"}}}, "",
+       "State tensors with a non-finite element at the last commit.", {}},
+      {kMomentumNorm, "muond_momentum_norm", kGauge, kSection, {Run(), Group()}, "",
+       "Norm of the group's momenta: Muon's momentum and AdamW's first moment.", {}},
+      {kWeightNorm, "muond_weight_norm", kGauge, kSection, {Run(), Group()}, "",
+       "Norm of the group's master weights.", {}},
+      {kNsCalls, "muond_ns_calls_total", kCounter, kSection, {Run(), Group()}, "",
+       "Matrices orthogonalized in applied steps; each present Muon matrix counts once a step.",
+       {}},
+      {kNsOutcomes, "muond_ns_outcomes_total", kCounter, kSection,
+       {Run(), Group(), {"outcome", {"ok", "low_rank", "diverged", "nonfinite"}}}, "",
+       "How the first attempt at each orthogonalization came out; sums to the calls.", {}},
+      {kNsSpecial, "muond_ns_special_total", kCounter, kSection,
+       {Run(), Group(), {"kind", {"zero_input", "fallback"}}}, "",
+       "Orthogonalizations of a zero matrix, and those redone by the fp32 standard path.", {}},
+      {kMuonUpdates, "muond_muon_updates_total", kCounter, kSection, {Run(), Group()}, "",
+       "Orthogonalized updates that reached the weights.", {}},
+  };
+}
+
+std::vector<MetricRow> TransportRows() {
+  constexpr auto kSection = MetricSection::kTransport;
+  return {
+      {kTransportBytes, "muond_transport_bytes_total", kCounter, kSection,
+       {Transport(), Direction()}, "bytes", "Payload bytes received and sent.", {}},
+      {kTransportMessages, "muond_transport_messages_total", kCounter, kSection,
+       {Transport(), Direction()}, "", "Payload messages received and sent.", {}},
+      {kTransportErrors, "muond_transport_errors_total", kCounter, kSection,
+       {Transport(),
+        {"reason", {"timeout", "reset", "checksum", "protocol", "version", "no_memory"}}}, "",
+       "Transfers that failed.", {}},
+      {kGrpcServerStarted, "grpc_server_started_total", kCounter, kSection,
+       {GrpcType(), GrpcService(), GrpcMethod()}, "", "Calls started on the server.", {}},
+      {kGrpcServerHandled, "grpc_server_handled_total", kCounter, kSection,
+       {GrpcType(), GrpcService(), GrpcMethod(), GrpcCode()}, "",
+       "Calls completed on the server, whatever their status.", {}},
+      {kGrpcServerHandling, "grpc_server_handling_seconds", kHistogram, kSection,
+       {GrpcType(), GrpcService(), GrpcMethod()}, "seconds",
+       "Time from the start of a call to its status.", RpcBuckets()},
+  };
+}
+// clang-format on
+
+std::vector<MetricRow> AllRows() {
+  std::vector<MetricRow> all;
+  for (auto rows : {DaemonRows(), RunRows(), StepRows(), NumericsRows(), TransportRows()}) {
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    MUOND_CHECK(static_cast<std::size_t>(all[i].id) == i, "metric table is not in enum order");
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string_view MetricTypeName(MetricType type) {
+  switch (type) {
+    case kCounter: return "counter";
+    case kGauge: return "gauge";
+    case kHistogram: return "histogram";
+  }
+  return "";
+}
+
+std::string_view MetricSectionName(MetricSection section) {
+  switch (section) {
+    case MetricSection::kDaemon: return "Daemon";
+    case MetricSection::kRuns: return "Runs";
+    case MetricSection::kSteps: return "Steps";
+    case MetricSection::kNumerics: return "Numerics";
+    case MetricSection::kTransport: return "Transport and RPC";
+  }
+  return "";
+}
+
+std::span<const MetricRow> MetricTable() {
+  static const std::vector<MetricRow>& table = *new std::vector<MetricRow>(AllRows());
+  return table;
+}
+
+const MetricRow& RowOf(MetricId id) { return MetricTable()[static_cast<std::size_t>(id)]; }
+
+}  // namespace muond

@@ -1,0 +1,94 @@
+// Which parameters a run has, how they are routed, and which rank holds which slices. Pure values;
+// the run's loop owns the one instance of a run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/values.h"
+#include "server/registry/cover.h"
+#include "server/registry/routing.h"
+
+namespace muond {
+
+// What a daemon is willing to take; every limit has a flag.
+struct RegistryLimits {
+  std::int64_t parameters_max = 1'000'000;                // --max-parameters
+  std::int64_t tensor_bytes_max = std::int64_t{2} << 30;  // --max-tensor-bytes, of a tensor in fp32
+  std::int64_t run_bytes_max = 0;                         // --max-run-bytes, 0: no limit
+  std::int64_t world_size_max = 65'536;                   // --max-world-size
+  std::int64_t slices_per_rank_max = 4'000'000;           // --max-slices-per-rank
+};
+
+class Registry {
+ public:
+  // Validates and routes the whole run (see RouteParameters), checks limits (RESOURCE_EXHAUSTED
+  // with the flag that raises them). An empty model is INVALID_ARGUMENT.
+  //
+  // A run's bytes are its state (master weights and momentum, or master weights and two moments, in
+  // fp32, each tie once) and one staged gradient of each name in its dtype.
+  static absl::StatusOr<Registry> Create(RunSpec spec, const RegistryLimits& limits);
+
+  const RunSpec& spec() const { return spec_; }
+  const Routing& routing() const { return routing_; }
+  // Index of a parameter by name, -1 when unknown.
+  int Find(const std::string& name) const;
+
+  // A rank joins with what it holds. Identical repeat with the same session: OK, `rejoined` true.
+  // Errors, all leaving the registry as it was:
+  //   INVALID_ARGUMENT  rank out of range, a box outside its tensor, slices of one rank overlap,
+  //                     slices of a sliced parameter overlap another rank's (interval named), a
+  //                     replicated parameter's slices that don't tile the tensor, a declared shape
+  //                     that disagrees with the slices' elements (placeholder hint), slices of a
+  //                     name tied as the same tensor; once all ranks are in: gaps (interval named)
+  //   NOT_FOUND         slices of an unknown parameter
+  //   ALREADY_EXISTS    the rank is held by another session, or came with other slices before
+  struct JoinResult {
+    bool rejoined = false;
+    std::vector<std::int64_t> missing_ranks;
+  };
+  absl::StatusOr<JoinResult> Join(std::int64_t rank, const std::string& session,
+                                  const RankSlices& slices);
+
+  // OK iff another rank's (or a restarted one's) spec is the same; else INVALID_ARGUMENT that names
+  // the first field that differs and both values.
+  absl::Status CheckSameSpec(const RunSpec& other) const;
+
+  // True once every rank of the run has joined.
+  bool complete() const { return static_cast<std::int64_t>(ranks_.size()) == spec_.world_size; }
+  std::vector<std::int64_t> missing_ranks() const;
+  std::vector<std::int64_t> joined_ranks() const;
+
+  // The boxes of one parameter on one rank, in registration order; empty when it has none, and for
+  // parameters without elements, of which there is nothing to push.
+  const std::vector<Box>& SlicesOf(int parameter, std::int64_t rank) const;
+
+ private:
+  using SlicesByIndex = std::map<int, std::vector<Box>>;
+  struct Rank {
+    std::string session;
+    SlicesByIndex slices;
+  };
+
+  absl::StatusOr<SlicesByIndex> CheckSlices(std::int64_t rank, const RankSlices& slices) const;
+  absl::Status CheckBoxes(int parameter, std::int64_t rank, const std::vector<Box>& boxes) const;
+  absl::Status CheckAgainstOthers(int parameter, std::int64_t rank,
+                                  const std::vector<Box>& boxes) const;
+  absl::Status CheckComplete(std::int64_t rank, const SlicesByIndex& mine) const;
+
+  RunSpec spec_;
+  Routing routing_;
+  std::int64_t slices_per_rank_max_ = 0;
+  std::unordered_map<std::string, int> index_;
+  std::map<std::int64_t, Rank> ranks_;
+  // By parameter: the boxes of all ranks that have joined, and their elements (replicas add up).
+  std::vector<std::vector<OwnedBox>> held_;
+  std::vector<std::int64_t> held_elements_;
+};
+
+}  // namespace muond

@@ -1,0 +1,68 @@
+#include "server/rpc/answer.h"
+
+#include <map>
+
+#include "proto/convert.h"
+#include "proto/status.h"
+
+namespace muond {
+
+v1::RunState ToProto(RunState state) {
+  switch (state) {
+    case RunState::kOpening:
+      return v1::RUN_STATE_OPENING;
+    case RunState::kRunning:
+    case RunState::kCheckpointing:
+      return v1::RUN_STATE_RUNNING;
+    case RunState::kDraining:
+      return v1::RUN_STATE_DRAINING;
+    case RunState::kNeedsRestore:
+    case RunState::kFailed:
+      return v1::RUN_STATE_FAILED;
+  }
+  return v1::RUN_STATE_UNSPECIFIED;
+}
+
+v1::RunPosition ToProto(const RunPosition& position) {
+  v1::RunPosition message;
+  message.set_generation(position.generation);
+  message.set_next_step(position.next_step);
+  message.set_state(ToProto(position.state));
+  if (position.last_outcome) *message.mutable_last_outcome() = ToProto(*position.last_outcome);
+  return message;
+}
+
+v1::RoutedParameter ToProto(const RoutedParameter& routed, const std::string& group,
+                            const std::string& tied_to, const std::string& owner) {
+  v1::RoutedParameter message;
+  message.set_name(routed.name);
+  message.set_algorithm(ToProto(routed.algorithm));
+  message.set_reason(routed.reason);
+  message.set_group(group);
+  message.set_tied_to(tied_to);
+  message.set_owner(owner);
+  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> views;
+  for (const MatrixBlock& block : routed.matrices) ++views[{block.rows, block.cols}];
+  for (const auto& [shape, count] : views) {
+    v1::RoutedParameter::MatrixView* view = message.add_matrices();
+    view->set_rows(shape.first);
+    view->set_cols(shape.second);
+    view->set_count(count);
+  }
+  return message;
+}
+
+grpc::Status Answer(grpc::CallbackServerContext* context, const absl::Status& status,
+                    const Run* run) {
+  if (!status.ok() && run != nullptr) AttachPosition(ToProto(run->Position()), context);
+  return ToGrpc(status);
+}
+
+grpc::ServerUnaryReactor* AnswerNow(grpc::CallbackServerContext* context,
+                                    const absl::Status& status, const Run* run) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(Answer(context, status, run));
+  return reactor;
+}
+
+}  // namespace muond

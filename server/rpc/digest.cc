@@ -1,0 +1,22 @@
+#include "server/rpc/answer.h"
+#include "server/rpc/optimizer_service.h"
+
+namespace muond {
+
+grpc::ServerUnaryReactor* OptimizerService::Digest(grpc::CallbackServerContext* context,
+                                                   const v1::DigestRequest* request,
+                                                   v1::DigestReply* reply) {
+  const auto run = context_.runs->Find(request->run());
+  if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  (*run)->Digest(request->per_parameter(), [reactor, reply](DigestSnapshot digest) {
+    reply->set_tensor_digest(digest.tensor);
+    reply->set_control_digest(digest.control);
+    reply->set_version(digest.version);
+    for (auto& [name, value] : digest.parameters) (*reply->mutable_parameters())[name] = value;
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+}  // namespace muond

@@ -1,0 +1,73 @@
+#include "absl/strings/str_format.h"
+#include "proto/check.h"
+#include "proto/convert.h"
+#include "server/rpc/answer.h"
+#include "server/rpc/optimizer_service.h"
+#include "spdlog/spdlog.h"
+
+namespace muond {
+namespace {
+
+void FillRouting(const Run& run, const std::string& owner, v1::RoutingReport* report) {
+  const Routing& routing = run.routing();
+  for (std::size_t i = 0; i < routing.parameters.size(); ++i) {
+    const RoutedParameter& routed = routing.parameters[i];
+    const bool tied = routed.state != static_cast<int>(i);
+    *report->add_parameters() =
+        ToProto(routed, run.spec().parameters[i].group,
+                tied ? run.spec().parameters[routed.state].name : "", owner);
+  }
+  report->set_muon_parameters(routing.muon_parameters);
+  report->set_adamw_parameters(routing.adamw_parameters);
+  report->set_muon_matrices(routing.muon_matrices);
+  for (const std::string& pattern : routing.unmatched_rules) report->add_unmatched_rules(pattern);
+}
+
+void LogJoin(const Run& run, const v1::RegisterRequest& request, const v1::RegisterReply& reply) {
+  spdlog::info("run \"{}\": rank {} of {} {} ({}): {} parameters on Muon ({} matrices), {} on AdamW",
+               run.name(), request.rank(), run.spec().world_size,
+               reply.rejoined() ? "rejoined" : "joined",
+               request.client().empty() ? "unnamed client" : request.client(),
+               reply.routing().muon_parameters(), reply.routing().muon_matrices(),
+               reply.routing().adamw_parameters());
+  if (reply.rejoined()) return;
+  for (const auto& routed : reply.routing().parameters()) {
+    spdlog::debug("run \"{}\": \"{}\" -> {}: {}", run.name(), routed.name(),
+                  routed.algorithm() == v1::ALGORITHM_MUON ? "muon" : "adamw", routed.reason());
+  }
+}
+
+absl::Status Join(const RpcContext& context, const v1::RegisterRequest& request,
+                  v1::RegisterReply* reply) {
+  MUOND_ASSIGN_OR_RETURN(const RunSpec spec, FromProto(request.run()));
+  MUOND_ASSIGN_OR_RETURN(const RankSlices slices, SlicesFromProto(request.slices()));
+  const std::string session = request.session().empty() ? absl::StrFormat("rank-%d", request.rank())
+                                                        : request.session();
+  MUOND_RETURN_IF_ERROR(ValidateName("session", session));
+  auto joined = context.runs->Join(spec, request.rank(), session, slices);
+  if (!joined.ok()) {
+    spdlog::warn("register refused: {}", std::string(joined.status().message()));
+    return joined.status();
+  }
+  const Run& run = *joined->run;
+  *reply->mutable_position() = ToProto(run.Position());
+  FillRouting(run, context.daemon_name, reply->mutable_routing());
+  reply->set_loss_scale(run.loss_scale());
+  reply->set_max_chunk_bytes(context.max_chunk_bytes);
+  reply->set_transport("grpc");
+  reply->set_transport_reason("the only data path of this daemon");
+  reply->set_rejoined(joined->reply.rejoined);
+  for (std::int64_t rank : joined->reply.missing_ranks) reply->add_missing_ranks(rank);
+  LogJoin(run, request, *reply);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* OptimizerService::Register(grpc::CallbackServerContext* context,
+                                                     const v1::RegisterRequest* request,
+                                                     v1::RegisterReply* reply) {
+  return AnswerNow(context, Join(context_, *request, reply), nullptr);
+}
+
+}  // namespace muond

@@ -1,0 +1,288 @@
+// Joining, initial values, leaving.
+#include "server/run/run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "proto/check.h"
+#include "server/run/registry_layout.h"
+
+namespace muond {
+namespace {
+
+absl::Status Refused(const std::string& run, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrFormat("run \"%s\": %s", run, status.message()));
+}
+
+bool WantsMuon(const RunSpec& spec) {
+  return std::any_of(spec.groups.begin(), spec.groups.end(), [](const GroupSpec& group) {
+    return group.algorithm != Algorithm::kAdamW;
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext& context) {
+  const std::string name = spec.name;
+  if (const absl::Status valid = ValidateLossScale(spec.loss_scale); !valid.ok()) {
+    return Refused(name, valid);
+  }
+  const VerdictRules rules{spec.max_grad_norm, spec.grad_norm_skip_threshold};
+  if (const absl::Status valid = ValidateVerdictRules(rules); !valid.ok()) {
+    return Refused(name, valid);
+  }
+  auto registry = Registry::Create(std::move(spec), context.limits);
+  if (!registry.ok()) return Refused(name, registry.status());
+  std::shared_ptr<Run> run(new Run(*std::move(registry), context));
+  auto engine = Engine::Create(*context.backend, run->registry_.spec(), run->registry_.routing(),
+                               context.faults);
+  if (!engine.ok()) return Refused(name, engine.status());
+  run->engine_ = *std::move(engine);
+  run->OpenMetrics();
+  run->CountMemory(1);
+  return run;
+}
+
+Run::Run(Registry registry, const RunContext& context)
+    : context_(context), registry_(std::move(registry)), staging_(*context.backend) {
+  for (const GroupSpec& group : spec().groups) group_names_.push_back(group.name);
+}
+
+Run::~Run() {
+  if (engine_ != nullptr) CountMemory(-1);
+  context_.metrics->AddMemory(MemoryKind::kStaging, -staging_.bytes());
+}
+
+// Adds what the run holds from opening to end to the daemon's memory, or takes it off (-1).
+void Run::CountMemory(int sign) {
+  std::int64_t weights = 0;
+  for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
+    const RoutedParameter& routed = routing().parameters[i];
+    if (routed.state == static_cast<int>(i)) weights += routed.elements * sizeof(float);
+  }
+  const std::int64_t second_moments = engine_->state_bytes() - 2 * weights;
+  context_.metrics->AddMemory(MemoryKind::kMaster, sign * weights);
+  context_.metrics->AddMemory(MemoryKind::kMomentum, sign * weights);
+  context_.metrics->AddMemory(MemoryKind::kSecondMoment, sign * second_moments);
+  context_.metrics->AddMemory(MemoryKind::kWorkspace, sign * engine_->scratch_bytes());
+}
+
+void Run::OpenMetrics() {
+  const LossScaler scaler(spec().loss_scale);
+  metrics_ = context_.metrics->OpenRun({.run = name(),
+                                        .groups = group_names_,
+                                        .trainers_expected = spec().world_size,
+                                        .muon_expected = WantsMuon(spec()),
+                                        .loss_scale = scaler.scale(),
+                                        .loss_scale_min = scaler.minimum(),
+                                        .opened = absl::Now()});
+  std::map<std::string, RunMetrics::GroupParameters> counts;
+  for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
+    const RoutedParameter& routed = routing().parameters[i];
+    if (routed.state != static_cast<int>(i)) continue;
+    RunMetrics::GroupParameters& group = counts[spec().parameters[i].group];
+    const bool muon = routed.algorithm == Algorithm::kMuon;
+    (muon ? group.muon : group.adamw) += 1;
+    (muon ? group.muon_elements : group.adamw_elements) += routed.elements;
+  }
+  std::vector<RunMetrics::GroupParameters> groups;
+  for (std::size_t i = 0; i < group_names_.size(); ++i) {
+    groups.push_back(counts[group_names_[i]]);
+    metrics_->SetLearningRate(static_cast<int>(i), spec().groups[i].algorithm == Algorithm::kAdamW
+                                         ? spec().groups[i].adamw.lr
+                                         : spec().groups[i].muon.lr);
+  }
+  metrics_->SetParameters(groups);
+  metrics_->SetState(RunState::kOpening);
+}
+
+absl::StatusOr<Run::JoinReply> Run::Join(const RunSpec& spec, std::int64_t rank,
+                                         const std::string& session, const RankSlices& slices) {
+  std::lock_guard lock(mutex_);
+  if (!stopped_.ok()) return stopped_;
+  if (absl::Status same = registry_.CheckSameSpec(spec); !same.ok()) return Refused(name(), same);
+  auto joined = registry_.Join(rank, session, slices);
+  if (!joined.ok()) return Refused(name(), joined.status());
+  left_.erase(rank);
+  metrics_->SetTrainersConnected(static_cast<std::int64_t>(registry_.joined_ranks().size()));
+  if (machine_ == nullptr && registry_.complete()) {
+    StepLayout layout = StepLayoutOf(registry_);
+    initial_.Expect(layout);
+    machine_ = std::make_unique<StepMachine>(std::move(layout), this->spec());
+    StartIfReady();
+  }
+  return JoinReply{joined->rejoined, joined->missing_ranks};
+}
+
+absl::Status Run::CheckOpen(std::int64_t generation) const {
+  if (!stopped_.ok()) return stopped_;
+  const std::int64_t now = machine_ == nullptr ? 1 : machine_->generation();
+  if (generation == now) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "run \"%s\": generation %d is not the current one, %d: register again", name(), generation, now));
+}
+
+absl::StatusOr<SliceId> Run::Resolve(const SliceAddress& address) const {
+  const int parameter = registry_.Find(address.parameter);
+  if (parameter < 0) {
+    return absl::NotFoundError(absl::StrFormat("run \"%s\": parameter \"%s\" is not registered", name(),
+                                               address.parameter));
+  }
+  const auto joined = registry_.joined_ranks();
+  if (std::find(joined.begin(), joined.end(), address.rank) == joined.end()) {
+    return absl::NotFoundError(
+        absl::StrFormat("run \"%s\": rank %d has not registered", name(), address.rank));
+  }
+  const auto count = registry_.SlicesOf(parameter, address.rank).size();
+  if (address.slice < 0 || address.slice >= static_cast<std::int64_t>(count)) {
+    const int holder = routing().parameters[parameter].state;
+    if (holder != parameter && count == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("parameter \"%s\": is the same tensor as \"%s\": send that one",
+                          address.parameter, spec().parameters[holder].name));
+    }
+    return absl::NotFoundError(absl::StrFormat(
+        "parameter \"%s\": rank %d registered %d slices, there is no slice %d", address.parameter,
+        address.rank, count, address.slice));
+  }
+  return SliceId{parameter, address.rank, address.slice, address.micro_batch};
+}
+
+std::string Run::SliceObject(const SliceId& id, const std::string& action) const {
+  return absl::StrFormat("parameter \"%s\": %s of slice %d from rank %d",
+                         spec().parameters[id.parameter].name, action, id.slice, id.rank);
+}
+
+absl::Status Run::CheckInitial(std::int64_t generation) const {
+  MUOND_RETURN_IF_ERROR(CheckOpen(generation));
+  if (machine_ == nullptr || machine_->version() == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrFormat("run \"%s\": initial values are refused once a step was consumed (%d were)",
+                      name(), machine_->version()));
+}
+
+absl::StatusOr<OpenSlice> Run::OpenInitial(const SliceAddress& address, std::int64_t generation,
+                                           Dtype dtype) {
+  std::lock_guard lock(mutex_);
+  MUOND_RETURN_IF_ERROR(CheckInitial(generation));
+  MUOND_ASSIGN_OR_RETURN(const SliceId id, Resolve(address));
+  const int holder = routing().parameters[id.parameter].state;
+  if (holder != id.parameter) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("parameter \"%s\": shares its state with \"%s\": send that one's values",
+                        address.parameter, spec().parameters[holder].name));
+  }
+  const Box& box = registry_.SlicesOf(id.parameter, id.rank)[id.slice];
+  OpenSlice slice{.id = id, .generation = generation, .step = -1};
+  MUOND_ASSIGN_OR_RETURN(slice.memory, engine_->AllocateTensor(box.Elements(), dtype));
+  // The values arrive in the order of the box and are spread over the tensor by the engine.
+  const std::int64_t elements = box.Elements();
+  slice.receiver = std::make_shared<SliceReceiver>(
+      SliceObject(id, "initial values"), Box{{0}, {elements}, true}, dtype,
+      SliceTarget{slice.memory, static_cast<std::byte*>(slice.memory->data()), {elements}});
+  initial_slices_.Open(id, slice.receiver);
+  return slice;
+}
+
+void Run::CloseInitial(const OpenSlice& slice, ArrivalCallback done) {
+  absl::Status status = slice.receiver->CheckComplete();
+  {
+    std::lock_guard lock(mutex_);
+    initial_slices_.Drop(slice.id, slice.receiver.get());
+    if (status.ok()) status = CheckInitial(slice.generation);
+    if (status.ok()) {
+      auto self = shared_from_this();
+      context_.executor->Post([self, slice, done] { self->WriteInitial(slice, done); });
+      return;
+    }
+  }
+  done(status);
+}
+
+// On the executor's thread.
+void Run::WriteInitial(const OpenSlice& slice, const ArrivalCallback& done) {
+  const std::string& parameter = spec().parameters[slice.id.parameter].name;
+  const std::uint64_t digest = slice.receiver->digest();
+  absl::Status status;
+  {
+    std::lock_guard lock(mutex_);
+    auto arrival = initial_.Check(slice.id, parameter, digest);
+    if (arrival.ok() && *arrival == InitialValues::Arrival::kDuplicate) {
+      metrics_->OnDuplicateRequest();
+    }
+    status = arrival.status();
+    if (status.ok() && *arrival == InitialValues::Arrival::kNew) status = CheckInitial(slice.generation);
+    else if (status.ok()) return done(SliceArrival::kDuplicate);
+  }
+  if (status.ok()) {
+    status = engine_->WriteInitial(slice.id.parameter,
+                                   registry_.SlicesOf(slice.id.parameter, slice.id.rank)[slice.id.slice],
+                                   slice.memory->data(), slice.receiver->dtype());
+  }
+  if (!status.ok()) return done(status);
+  bool all = false;
+  {
+    std::lock_guard lock(mutex_);
+    initial_.Written(slice.id, digest);
+    all = machine_ != nullptr && initial_.complete() && !running_;
+    if (all) StartIfReady();
+  }
+  done(SliceArrival::kAccepted);
+}
+
+// The lock is held. Posts the last piece of work of the opening, once everything is there.
+void Run::StartIfReady() {
+  if (running_ || !initial_.complete()) return;
+  running_ = true;
+  metrics_->SetState(RunState::kRunning);
+  auto self = shared_from_this();
+  context_.executor->Post([self] {
+    if (absl::Status status = self->engine_->FinishInitial(); !status.ok()) {
+      self->FailEngine(std::string(status.message()));
+    } else {
+      std::lock_guard lock(self->mutex_);
+      self->PublishHealth({});
+    }
+  });
+}
+
+Run::InitialProgress Run::initial_progress() const {
+  std::lock_guard lock(mutex_);
+  return {initial_.complete(), initial_.MissingNames(8)};
+}
+
+absl::StatusOr<bool> Run::Leave(std::int64_t rank, std::int64_t generation,
+                                std::vector<std::int64_t>& open_ranks) {
+  std::lock_guard lock(mutex_);
+  MUOND_RETURN_IF_ERROR(CheckOpen(generation));
+  const auto joined = registry_.joined_ranks();
+  if (std::find(joined.begin(), joined.end(), rank) == joined.end()) {
+    return absl::NotFoundError(
+        absl::StrFormat("run \"%s\": rank %d has not registered", name(), rank));
+  }
+  left_.insert(rank);
+  for (std::int64_t other : joined) {
+    if (left_.count(other) == 0) open_ranks.push_back(other);
+  }
+  metrics_->SetTrainersConnected(static_cast<std::int64_t>(open_ranks.size()));
+  return open_ranks.empty();
+}
+
+void Run::Stop(const absl::Status& status) {
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopped_.ok()) return;
+    stopped_ = status;
+    initial_slices_.Clear(stopped_);
+    Effects effects;
+    if (machine_ != nullptr) machine_->OnStop(status, effects);
+    Carry(effects, after);
+    metrics_->SetState(StateLocked());
+  }
+  for (auto& call : after) call();
+}
+
+}  // namespace muond

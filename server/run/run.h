@@ -1,0 +1,219 @@
+// One run on this daemon: the order of things, and the only lock.
+//
+// gRPC's threads call in; every call takes the run's mutex for a short, pure piece of work (registry,
+// step machine), hands what must be computed to the executor in that order, and returns or is
+// answered later by a callback. The executor's thread is the only one that touches optimizer
+// state and comes back through the same mutex. Callbacks run without the lock.
+//
+// All methods are thread-safe. Statuses are those of docs/protocol.md's table; their messages name
+// the run's own objects only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/values.h"
+#include "server/engine/engine.h"
+#include "server/engine/executor.h"
+#include "server/metrics/daemon_metrics.h"
+#include "server/registry/registry.h"
+#include "server/run/initial_values.h"
+#include "server/run/slice_table.h"
+#include "server/run/snapshot.h"
+#include "server/run/staging.h"
+#include "server/step/step_machine.h"
+#include "server/transport/slice_receiver.h"
+
+namespace muond {
+
+// What a run uses of its daemon; all of it outlives every run.
+struct RunContext {
+  kernels::Backend* backend = nullptr;
+  Executor* executor = nullptr;
+  EngineFaults faults;
+  DaemonMetrics* metrics = nullptr;
+  RegistryLimits limits;
+};
+
+using OutcomeCallback =
+    std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
+using StatusCallback = std::function<void(const absl::Status&)>;
+
+// Which slice a stream sends, as the trainer names it.
+struct SliceAddress {
+  std::int64_t rank = 0;
+  std::string parameter;
+  std::int64_t slice = 0;
+  std::int64_t micro_batch = 0;
+};
+
+// A slice that a stream is sending.
+struct OpenSlice {
+  SliceId id;
+  std::int64_t generation = 0;
+  std::int64_t step = 0;     // -1: initial values
+  std::int64_t attempt = 0;  // at the step, when the slice was opened
+  // Initial values: the slice itself. Gradients: the whole tensor; null when only verified.
+  std::shared_ptr<Buffer> memory;
+  std::shared_ptr<SliceReceiver> receiver;
+};
+
+enum class SliceArrival : std::uint8_t { kAccepted, kDuplicate };
+using ArrivalCallback = std::function<void(const absl::StatusOr<SliceArrival>&)>;
+
+// One box of one parameter that a Pull reads.
+struct PullSlice {
+  int parameter = 0;
+  Box box;
+  Dtype dtype = Dtype::kF32;
+  std::int64_t slice = 0;  // position in the request
+  std::string name;
+};
+
+class Run : public std::enable_shared_from_this<Run> {
+ public:
+  // Routes and allocates everything. Errors: those of Registry::Create and Engine::Create.
+  static absl::StatusOr<std::shared_ptr<Run>> Create(RunSpec spec, const RunContext& context);
+  ~Run();
+
+  // -- Joining
+  struct JoinReply {
+    bool rejoined = false;
+    std::vector<std::int64_t> missing_ranks;
+  };
+  absl::StatusOr<JoinReply> Join(const RunSpec& spec, std::int64_t rank, const std::string& session,
+                                 const RankSlices& slices);
+  const Routing& routing() const { return registry_.routing(); }
+  const RunSpec& spec() const { return registry_.spec(); }
+  const std::string& name() const { return registry_.spec().name; }
+  // Null when there is no such parameter.
+  const ParameterSpec* FindParameter(const std::string& name) const {
+    const int index = registry_.Find(name);
+    return index < 0 ? nullptr : &spec().parameters[index];
+  }
+
+  // -- Initial values
+  absl::StatusOr<OpenSlice> OpenInitial(const SliceAddress& address, std::int64_t generation,
+                                        Dtype dtype);
+  // The stream sent the slice whole; `done` hears of it once it is in the state.
+  void CloseInitial(const OpenSlice& slice, ArrivalCallback done);
+  struct InitialProgress {
+    bool complete = false;
+    std::vector<std::string> missing;
+  };
+  InitialProgress initial_progress() const;
+
+  // -- Steps (see StepMachine for the rules)
+  absl::Status Begin(std::int64_t rank, std::int64_t generation, const StepBegin& begin);
+  absl::StatusOr<OpenSlice> OpenGradient(const SliceAddress& address, std::int64_t generation,
+                                         std::int64_t step, Dtype dtype);
+  absl::StatusOr<SliceArrival> CloseGradient(const OpenSlice& slice);
+  // A stream ended with this slice unfinished.
+  void Abandon(const OpenSlice& slice);
+  // `done` is called exactly once unless WaiterGone comes first. Returns the waiter's name.
+  std::uint64_t Finish(std::int64_t rank, std::int64_t generation, std::int64_t step,
+                       const std::vector<std::string>& absent, OutcomeCallback done);
+  std::uint64_t Skip(std::int64_t rank, std::int64_t generation, std::int64_t step, SkipCause cause,
+                     double loss_scale, OutcomeCallback done);
+  void Deadline(std::uint64_t waiter);
+  void WaiterGone(std::uint64_t waiter);
+
+  // -- Reading
+  // Resolves what a Pull asks for; `slices` empty: the rank's own. FAILED_PRECONDITION for a version
+  // that is not the current one.
+  absl::StatusOr<std::vector<PullSlice>> CheckPull(std::int64_t rank, std::int64_t generation,
+                                                   std::int64_t version, const RankSlices& slices,
+                                                   bool master) const;
+  // Reads elements [first, first + count) of the slice into `out`, which lives until `done`. ABORTED
+  // when the version has passed meanwhile: a pull never mixes two.
+  void Read(const PullSlice& slice, std::int64_t version, std::int64_t first, std::int64_t count,
+            void* out, StatusCallback done);
+
+  // Leaves the run; true when every joined rank has left.
+  absl::StatusOr<bool> Leave(std::int64_t rank, std::int64_t generation,
+                             std::vector<std::int64_t>& open_ranks);
+  // No more steps: waiters and later calls get `status`.
+  void Stop(const absl::Status& status);
+
+  // -- Views
+  RunPosition Position() const;
+  RunSnapshot Snapshot() const;
+  double loss_scale() const;
+  void Describe(std::vector<std::string> names,
+                std::function<void(absl::StatusOr<std::vector<ParameterSnapshot>>)> done);
+  void Digest(bool per_parameter, std::function<void(DigestSnapshot)> done);
+
+ private:
+  Run(Registry registry, const RunContext& context);
+  using After = std::vector<std::function<void()>>;  // callbacks to call without the lock
+
+  absl::Status CheckOpen(std::int64_t generation) const;
+  absl::StatusOr<SliceId> Resolve(const SliceAddress& address) const;
+  std::string SliceObject(const SliceId& id, const std::string& action) const;
+  void OpenMetrics();
+  void CountMemory(int sign);
+  void StartIfReady();
+  void FailEngine(const std::string& reason);
+  void WriteInitial(const OpenSlice& slice, const ArrivalCallback& done);
+  // Registers a waiter and feeds the machine the event that it waits for.
+  std::uint64_t Wait(std::int64_t rank, OutcomeCallback done,
+                     const std::function<void(std::uint64_t, Effects&)>& event);
+  bool IsRepeat(std::int64_t step) const;
+  absl::Status NotRunning(std::int64_t rank) const;
+  absl::Status CheckInitial(std::int64_t generation) const;
+  absl::StatusOr<std::shared_ptr<Buffer>> LayerMemory(const Layer& layer, Dtype dtype);
+  Layer LayerOf(const SliceId& id) const;
+
+  // Carries out effects in their order; the lock is held.
+  void Carry(Effects& effects, After& after);
+  void CarryReduce(const ReduceEffect& effect);
+  void CarryCommit(const CommitEffect& effect);
+  void CarryOutcome(const OutcomeEffect& effect);
+  void EndAttempt();
+  void FinishReduce(std::int64_t attempt, int state, const absl::StatusOr<ReducedGradient>& result);
+  void FinishCommit(const absl::StatusOr<CommitReport>& result);
+  void OnFailed();
+  void PublishHealth(const CommitReport& report);
+  void PublishProgress();
+  RunPosition PositionLocked() const;
+  RunState StateLocked() const;
+
+  const RunContext context_;
+  Registry registry_;
+  std::unique_ptr<Engine> engine_;  // the executor's, but for the methods that say otherwise
+  std::unique_ptr<RunMetrics> metrics_;
+  std::vector<std::string> group_names_;
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<StepMachine> machine_;  // from the moment that all ranks have joined
+  InitialValues initial_;
+  SliceTable initial_slices_, gradient_slices_;
+  bool running_ = false;
+  std::set<std::int64_t> left_;
+  absl::Status stopped_;
+
+  // The step in flight.
+  Staging staging_;
+  std::map<Layer, GradientLayer> layers_;
+  std::set<Layer> settled_layers_;  // those that have a whole slice: their dtype stands
+  std::optional<absl::Time> step_started_;
+  HyperparametersByGroup step_muon_, step_adamw_;
+
+  std::uint64_t next_waiter_ = 1;
+  std::map<std::uint64_t, OutcomeCallback> waiters_;
+
+  // Totals and last values for Snapshot.
+  RunTotals totals_;
+};
+
+}  // namespace muond

@@ -1,0 +1,255 @@
+// Reading parameters, and what a run tells about itself.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "proto/check.h"
+#include "server/run/run.h"
+#include "xxhash.h"
+
+namespace muond {
+namespace {
+
+std::string Hex(XXH128_hash_t hash) { return absl::StrFormat("%016x%016x", hash.high64, hash.low64); }
+
+// Step counter, loss-scaler state and generation: what a skipped step does change.
+std::string ControlDigest(const StepMachine* machine) {
+  if (machine == nullptr) return Hex(XXH3_128bits("", 0));
+  const LossScalerState& scaler = machine->scaler().state();
+  struct {
+    std::int64_t generation, next_step, good_steps, hysteresis_left, overflows_at_minimum;
+    double scale;
+  } control = {machine->generation(), machine->next_step(),      scaler.good_steps,
+               scaler.hysteresis_left, scaler.overflows_at_minimum, scaler.scale};
+  return Hex(XXH3_128bits(&control, sizeof(control)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::int64_t generation,
+                                                      std::int64_t version, const RankSlices& slices,
+                                                      bool master) const {
+  std::lock_guard lock(mutex_);
+  MUOND_RETURN_IF_ERROR(CheckOpen(generation));
+  if (!running_) return NotRunning(rank);
+  if (version != machine_->version()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": pull of version %d: the parameters are at version %d", name(), version,
+        machine_->version()));
+  }
+  std::vector<PullSlice> result;
+  auto add = [&](int parameter, const Box& box, std::int64_t slice) {
+    const ParameterSpec& spec = this->spec().parameters[parameter];
+    result.push_back({routing().parameters[parameter].state, box, master ? Dtype::kF32 : spec.dtype,
+                      slice, spec.name});
+  };
+  if (slices.empty()) {
+    for (std::size_t i = 0; i < spec().parameters.size(); ++i) {
+      const std::vector<Box>& own = registry_.SlicesOf(static_cast<int>(i), rank);
+      for (std::size_t s = 0; s < own.size(); ++s) add(static_cast<int>(i), own[s], s);
+    }
+    return result;
+  }
+  for (const auto& [name, boxes] : slices) {
+    const int parameter = registry_.Find(name);
+    if (parameter < 0) {
+      return absl::NotFoundError(absl::StrFormat("run \"%s\": pull: parameter \"%s\" is not registered",
+                                                 this->name(), name));
+    }
+    for (std::size_t s = 0; s < boxes.size(); ++s) {
+      if (absl::Status valid = ValidateBox(boxes[s], *spec().parameters[parameter].shape);
+          !valid.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("parameter \"%s\": pull: %s", name, valid.message()));
+      }
+      add(parameter, boxes[s], s);
+    }
+  }
+  return result;
+}
+
+void Run::Read(const PullSlice& slice, std::int64_t version, std::int64_t first, std::int64_t count,
+               void* out, StatusCallback done) {
+  context_.executor->Post([self = shared_from_this(), slice, version, first, count, out, done] {
+    // The executor runs one job at a time, and a commit becomes the current version within its job:
+    // what is checked here stays true while the elements are read.
+    absl::Status status;
+    {
+      std::lock_guard lock(self->mutex_);
+      status = self->stopped_;
+      if (status.ok() && self->machine_->version() != version) {
+        status = absl::AbortedError(absl::StrFormat(
+            "run \"%s\": pull of version %d: version %d has replaced it", self->name(), version,
+            self->machine_->version()));
+      }
+    }
+    if (status.ok()) {
+      status = self->engine_->Read(slice.parameter, slice.box, first, count, slice.dtype, out);
+    }
+    done(status);
+  });
+}
+
+RunState Run::StateLocked() const {
+  if (machine_ != nullptr && machine_->failed()) return RunState::kFailed;
+  if (!stopped_.ok()) return RunState::kDraining;
+  return running_ ? RunState::kRunning : RunState::kOpening;
+}
+
+RunPosition Run::PositionLocked() const {
+  RunPosition position;
+  position.state = StateLocked();
+  if (machine_ == nullptr) return position;
+  position.generation = machine_->generation();
+  position.next_step = machine_->next_step();
+  position.last_outcome = machine_->last_outcome();
+  return position;
+}
+
+RunPosition Run::Position() const {
+  std::lock_guard lock(mutex_);
+  return PositionLocked();
+}
+
+double Run::loss_scale() const {
+  std::lock_guard lock(mutex_);
+  return machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
+}
+
+RunSnapshot Run::Snapshot() const {
+  std::lock_guard lock(mutex_);
+  RunSnapshot snapshot;
+  snapshot.name = name();
+  snapshot.position = PositionLocked();
+  snapshot.loss_scale =
+      machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
+  snapshot.world_size = spec().world_size;
+  snapshot.ranks_registered = registry_.joined_ranks();
+  for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
+    const RoutedParameter& routed = routing().parameters[i];
+    if (routed.state == static_cast<int>(i)) snapshot.elements += routed.elements;
+  }
+  snapshot.totals = totals_;
+  snapshot.state_bytes = engine_->state_bytes();
+  snapshot.staging_bytes = staging_.bytes();
+  snapshot.muon_parameters = routing().muon_parameters;
+  snapshot.adamw_parameters = routing().adamw_parameters;
+  snapshot.muon_matrices = routing().muon_matrices;
+  if (machine_ == nullptr) return snapshot;
+  if (machine_->last_outcome()) snapshot.grad_norm = machine_->last_outcome()->grad_norm;
+  snapshot.step_in_flight = machine_->step_in_flight();
+  if (step_started_) {
+    snapshot.step_in_flight_seconds = absl::ToDoubleSeconds(absl::Now() - *step_started_);
+  }
+  snapshot.waiting_ranks = machine_->WaitingRanks();
+  snapshot.waiting_slices = machine_->WaitingSlices();
+  snapshot.failure = machine_->failure();
+  return snapshot;
+}
+
+void Run::Describe(std::vector<std::string> names,
+                   std::function<void(absl::StatusOr<std::vector<ParameterSnapshot>>)> done) {
+  std::vector<int> wanted;
+  for (const std::string& name : names) {
+    const int parameter = registry_.Find(name);
+    if (parameter < 0) {
+      return done(absl::NotFoundError(
+          absl::StrFormat("run \"%s\": parameter \"%s\" is not registered", this->name(), name)));
+    }
+    wanted.push_back(parameter);
+  }
+  if (names.empty()) {
+    for (std::size_t i = 0; i < spec().parameters.size(); ++i) wanted.push_back(static_cast<int>(i));
+  }
+  context_.executor->Post([self = shared_from_this(), wanted, done] {
+    HyperparametersByGroup muon, adamw;
+    {
+      std::lock_guard lock(self->mutex_);
+      if (self->machine_ != nullptr) {
+        muon = self->machine_->muon();
+        adamw = self->machine_->adamw();
+      }
+    }
+    std::vector<ParameterSnapshot> result;
+    for (int parameter : wanted) {
+      const RoutedParameter& routed = self->routing().parameters[parameter];
+      const ParameterState& state = self->engine_->state(routed.state);
+      ParameterSnapshot snapshot{.spec = self->spec().parameters[parameter], .routed = routed};
+      if (routed.state != parameter) snapshot.tied_to = self->spec().parameters[routed.state].name;
+      snapshot.t = state.t;
+      snapshot.momentum_norm = std::sqrt(state.momentum_scan.sum_squares);
+      snapshot.weight_norm = std::sqrt(state.weight_scan.sum_squares);
+      snapshot.nonfinite_elements = static_cast<std::int64_t>(
+          state.weight_scan.nonfinite + state.momentum_scan.nonfinite + state.exp_avg_sq_scan.nonfinite);
+      const auto& values = state.muon() ? muon : adamw;
+      const auto found = values.find(state.group->name);
+      snapshot.hyperparameters = found != values.end() ? found->second
+                                 : state.muon()        ? state.group->muon
+                                                       : state.group->adamw;
+      result.push_back(std::move(snapshot));
+    }
+    done(std::move(result));
+  });
+}
+
+void Run::Digest(bool per_parameter, std::function<void(DigestSnapshot)> done) {
+  context_.executor->Post([self = shared_from_this(), per_parameter, done] {
+    DigestSnapshot digest;
+    {
+      std::lock_guard lock(self->mutex_);
+      digest.control = ControlDigest(self->machine_.get());
+      digest.version = self->machine_ == nullptr ? 0 : self->machine_->version();
+    }
+    digest.tensor = self->engine_->TensorDigest();
+    for (std::size_t i = 0; per_parameter && i < self->spec().parameters.size(); ++i) {
+      if (self->routing().parameters[i].state != static_cast<int>(i)) continue;
+      digest.parameters[self->spec().parameters[i].name] =
+          self->engine_->ParameterDigest(static_cast<int>(i));
+    }
+    done(std::move(digest));
+  });
+}
+
+// The lock is held, the executor's thread is the caller.
+void Run::PublishHealth(const CommitReport& report) {
+  const StateHealth health = engine_->Health();
+  metrics_->SetNonfiniteTensors({.momentum = health.nonfinite_momentum,
+                                 .second_moment = health.nonfinite_second_moment,
+                                 .master_weight = health.nonfinite_weight});
+  totals_.momentum_nonfinite = health.nonfinite_momentum;
+  double muon_sum = 0;
+  std::vector<RunMetrics::GroupNorms> norms(group_names_.size());
+  for (std::size_t i = 0; i < group_names_.size(); ++i) {
+    if (const auto found = health.groups.find(group_names_[i]); found != health.groups.end()) {
+      muon_sum += found->second.muon_sum_squares;
+      norms[i] = {.momentum = std::sqrt(found->second.momentum_sum_squares),
+                  .weight = std::sqrt(found->second.weight_sum_squares)};
+    }
+    if (const auto found = report.groups.find(group_names_[i]); found != report.groups.end()) {
+      const CommitReport::Group& facts = found->second;
+      metrics_->OnGroupCommit(static_cast<int>(i), {.calls = facts.ns_ok + facts.ns_nonfinite,
+                                      .zero_inputs = facts.ns_zero,
+                                      .fallbacks = facts.ns_fallback,
+                                      .diverged = facts.ns_fallback,
+                                      .nonfinite = facts.ns_nonfinite,
+                                      .updates = facts.updates});
+    }
+  }
+  metrics_->SetNorms(norms);
+  totals_.momentum_norm = std::sqrt(muon_sum);
+  const std::pair<StepPhase, double> phases[] = {{StepPhase::kMomentum, report.momentum_seconds},
+                                                 {StepPhase::kNewtonSchulz, report.newton_schulz_seconds},
+                                                 {StepPhase::kApply, report.apply_seconds},
+                                                 {StepPhase::kAdamW, report.adamw_seconds}};
+  for (const auto& [phase, seconds] : phases) {
+    if (seconds > 0) context_.metrics->ObservePhase(phase, absl::Seconds(seconds));
+  }
+}
+
+void Run::PublishProgress() {
+  if (machine_ != nullptr) metrics_->SetWaitingShards(machine_->WaitingSlices());
+}
+
+}  // namespace muond

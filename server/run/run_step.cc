@@ -1,0 +1,366 @@
+// Steps: what trainers say, and carrying out what the step machine answers.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "proto/check.h"
+#include "server/run/run.h"
+#include "spdlog/spdlog.h"
+
+namespace muond {
+namespace {
+
+void Overlay(const HyperparametersByGroup& changes, HyperparametersByGroup& values) {
+  for (const auto& [group, value] : changes) values[group] = value;
+}
+
+RunMetrics::ScaleMove MoveOf(ScaleChange change) {
+  switch (change) {
+    case ScaleChange::kGrowth:
+      return RunMetrics::ScaleMove::kGrowth;
+    case ScaleChange::kBackoff:
+      return RunMetrics::ScaleMove::kBackoff;
+    case ScaleChange::kNone:
+      break;
+  }
+  return RunMetrics::ScaleMove::kNone;
+}
+
+void CallAll(std::vector<std::function<void()>>& after) {
+  for (auto& call : after) call();
+}
+
+}  // namespace
+
+absl::Status Run::NotRunning(std::int64_t rank) const {
+  if (machine_ == nullptr) {
+    return absl::UnavailableError(
+        absl::StrFormat("run \"%s\": opening: waiting for ranks [%s] to register", name(),
+                        absl::StrJoin(registry_.missing_ranks(), ", ")));
+  }
+  if (initial_.MissingFrom(rank)) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": rank %d begins a step before its initial values are there: initialize \"%s\" first",
+        name(), rank, absl::StrJoin(initial_.MissingNames(8), "\", \"")));
+  }
+  return absl::UnavailableError(
+      absl::StrFormat("run \"%s\": opening: waiting for initial values of \"%s\" from other ranks",
+                      name(), absl::StrJoin(initial_.MissingNames(8), "\", \"")));
+}
+
+absl::Status Run::Begin(std::int64_t rank, std::int64_t generation, const StepBegin& begin) {
+  After after;
+  absl::Status status;
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopped_.ok()) return stopped_;
+    if (!running_) return NotRunning(rank);
+    const std::int64_t step = machine_->next_step();
+    Effects effects;
+    status = machine_->OnBegin(rank, generation, begin, effects);
+    Carry(effects, after);
+    if (status.ok() && begin.step == step) {
+      if (!step_started_) step_started_ = absl::Now();
+      metrics_->OnStepBegin(*step_started_);
+      step_muon_ = machine_->muon();
+      step_adamw_ = machine_->adamw();
+      Overlay(begin.muon, step_muon_);
+      Overlay(begin.adamw, step_adamw_);
+      // Bounds on the new state need them while gradients are reduced, before the verdict.
+      context_.executor->Post([self = shared_from_this(), muon = step_muon_, adamw = step_adamw_] {
+        self->engine_->SetHyperparameters(muon, adamw);
+      });
+      PublishProgress();
+    }
+  }
+  CallAll(after);
+  return status;
+}
+
+Layer Run::LayerOf(const SliceId& id) const {
+  const bool replicated = spec().parameters[id.parameter].replicated;
+  return {id.micro_batch, replicated ? id.rank : -1, id.parameter};
+}
+
+absl::StatusOr<std::shared_ptr<Buffer>> Run::LayerMemory(const Layer& layer, Dtype dtype) {
+  const auto found = layers_.find(layer);
+  if (found != layers_.end()) {
+    if (found->second.dtype == dtype) return found->second.memory;
+    if (settled_layers_.count(layer) > 0) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "parameter \"%s\": gradient slices of one step differ in dtype: %s and %s",
+          spec().parameters[layer.parameter].name,
+          std::string(kernels::DtypeName(found->second.dtype)),
+          std::string(kernels::DtypeName(dtype))));
+    }
+    // Only a stream that broke off, or one that is still under way and will be refused, had it so.
+    staging_.Release(std::move(found->second.memory));
+    layers_.erase(found);
+  }
+  const std::int64_t elements = routing().parameters[layer.parameter].elements;
+  const std::int64_t held = staging_.bytes();
+  MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> memory, staging_.Acquire(elements, dtype));
+  context_.metrics->AddMemory(MemoryKind::kStaging, staging_.bytes() - held);
+  layers_[layer] = {memory, dtype};
+  return memory;
+}
+
+absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::int64_t generation,
+                                            std::int64_t step, Dtype dtype) {
+  std::lock_guard lock(mutex_);
+  if (!stopped_.ok()) return stopped_;
+  if (!running_) return NotRunning(address.rank);
+  MUOND_ASSIGN_OR_RETURN(const SliceId id, Resolve(address));
+  MUOND_ASSIGN_OR_RETURN(const StepMachine::Admission admission,
+                         machine_->Admit(id, generation, step));
+  OpenSlice slice{.id = id, .generation = generation, .step = step, .attempt = machine_->attempt()};
+  const Box& box = registry_.SlicesOf(id.parameter, id.rank)[id.slice];
+  SliceTarget target{.shape = *spec().parameters[id.parameter].shape};
+  if (admission == StepMachine::Admission::kWrite) {
+    MUOND_ASSIGN_OR_RETURN(slice.memory, LayerMemory(LayerOf(id), dtype));
+    target.keepalive = slice.memory;
+    target.base = static_cast<std::byte*>(slice.memory->data());
+  }
+  slice.receiver = std::make_shared<SliceReceiver>(
+      SliceObject(id, absl::StrFormat("push for step %d", step)), box, dtype, std::move(target));
+  // A slice that is complete is only digested: no receiver may write it again.
+  if (admission == StepMachine::Admission::kWrite) gradient_slices_.Open(id, slice.receiver);
+  return slice;
+}
+
+absl::StatusOr<SliceArrival> Run::CloseGradient(const OpenSlice& slice) {
+  MUOND_RETURN_IF_ERROR(slice.receiver->CheckComplete());
+  After after;
+  absl::StatusOr<StepMachine::Arrival> arrival = StepMachine::Arrival::kAccepted;
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopped_.ok()) return stopped_;
+    // What was written went to the layers of its own attempt; another attempt has others, and so
+    // has a stream that came with another dtype.
+    const Layer layer = LayerOf(slice.id);
+    if (slice.memory != nullptr &&
+        (slice.attempt != machine_->attempt() || layers_.at(layer).memory != slice.memory)) {
+      return absl::AbortedError(
+          absl::StrFormat("%s: the step ended or started over meanwhile",
+                          SliceObject(slice.id, absl::StrFormat("push for step %d", slice.step))));
+    }
+    Effects effects;
+    arrival = machine_->OnSlice(slice.id, slice.generation, slice.step, slice.receiver->digest(),
+                                effects);
+    gradient_slices_.Drop(slice.id, slice.receiver.get());
+    if (arrival.ok() && *arrival == StepMachine::Arrival::kAccepted) settled_layers_.insert(layer);
+    Carry(effects, after);
+    if (arrival.ok() && *arrival == StepMachine::Arrival::kDuplicate) metrics_->OnDuplicateRequest();
+    PublishProgress();
+  }
+  CallAll(after);
+  if (!arrival.ok()) return arrival.status();
+  return *arrival == StepMachine::Arrival::kDuplicate ? SliceArrival::kDuplicate
+                                                      : SliceArrival::kAccepted;
+}
+
+void Run::Abandon(const OpenSlice& slice) {
+  std::lock_guard lock(mutex_);
+  (slice.step < 0 ? initial_slices_ : gradient_slices_).Drop(slice.id, slice.receiver.get());
+}
+
+std::uint64_t Run::Finish(std::int64_t rank, std::int64_t generation, std::int64_t step,
+                          const std::vector<std::string>& absent, OutcomeCallback done) {
+  return Wait(rank, std::move(done), [&](std::uint64_t waiter, Effects& effects) {
+    if (IsRepeat(step)) metrics_->OnDuplicateRequest();
+    machine_->OnFinish(rank, generation, step, absent, waiter, effects);
+  });
+}
+
+std::uint64_t Run::Skip(std::int64_t rank, std::int64_t generation, std::int64_t step,
+                        SkipCause cause, double loss_scale, OutcomeCallback done) {
+  return Wait(rank, std::move(done), [&](std::uint64_t waiter, Effects& effects) {
+    if (IsRepeat(step)) metrics_->OnDuplicateRequest();
+    machine_->OnSkip(rank, generation, step, cause, loss_scale, waiter, effects);
+  });
+}
+
+bool Run::IsRepeat(std::int64_t step) const {
+  const auto& last = machine_->last_outcome();
+  return last && last->step == step;
+}
+
+std::uint64_t Run::Wait(std::int64_t rank, OutcomeCallback done,
+                        const std::function<void(std::uint64_t, Effects&)>& event) {
+  After after;
+  std::uint64_t waiter = 0;
+  {
+    std::lock_guard lock(mutex_);
+    waiter = next_waiter_++;
+    const absl::Status refused =
+        !stopped_.ok() ? stopped_ : (running_ ? absl::OkStatus() : NotRunning(rank));
+    if (!refused.ok()) {
+      after.push_back([done, refused] { done(refused, std::nullopt); });
+    } else {
+      waiters_[waiter] = std::move(done);
+      Effects effects;
+      event(waiter, effects);
+      Carry(effects, after);
+      PublishProgress();
+    }
+  }
+  CallAll(after);
+  return waiter;
+}
+
+void Run::Deadline(std::uint64_t waiter) {
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    if (machine_ == nullptr || waiters_.count(waiter) == 0) return;
+    Effects effects;
+    machine_->OnDeadline(waiter, effects);
+    Carry(effects, after);
+  }
+  CallAll(after);
+}
+
+void Run::WaiterGone(std::uint64_t waiter) {
+  std::lock_guard lock(mutex_);
+  if (machine_ != nullptr) machine_->OnWaiterGone(waiter);
+  waiters_.erase(waiter);
+}
+
+// ---- Effects ----------------------------------------------------------------------------------
+
+void Run::Carry(Effects& effects, After& after) {
+  bool discarded = false, over = false;
+  for (Effect& effect : effects) {
+    if (const auto* reduce = std::get_if<ReduceEffect>(&effect)) {
+      CarryReduce(*reduce);
+    } else if (const auto* commit = std::get_if<CommitEffect>(&effect)) {
+      CarryCommit(*commit);
+    } else if (std::holds_alternative<DiscardEffect>(effect)) {
+      discarded = true;
+      EndAttempt();
+      context_.executor->Post([self = shared_from_this()] { self->engine_->Discard(); });
+    } else if (const auto* outcome = std::get_if<OutcomeEffect>(&effect)) {
+      over = true;
+      CarryOutcome(*outcome);
+      EndAttempt();
+    } else if (auto* reply = std::get_if<ReplyEffect>(&effect)) {
+      const auto found = waiters_.find(reply->waiter);
+      if (found == waiters_.end()) continue;
+      after.push_back([done = std::move(found->second), reply = std::move(*reply)] {
+        done(reply.status, reply.outcome);
+      });
+      waiters_.erase(found);
+    }
+  }
+  if (discarded && !over) metrics_->OnStepAbandoned();
+  effects.clear();
+}
+
+void Run::CarryReduce(const ReduceEffect& effect) {
+  std::vector<GradientLayer> layers;
+  for (const Layer& layer : effect.layers) layers.push_back(layers_.at(layer));
+  context_.executor->Post([self = shared_from_this(), effect, layers = std::move(layers)] {
+    const auto result = self->engine_->Reduce(effect.state, layers, effect.divisor);
+    self->FinishReduce(effect.attempt, effect.state, result);
+  });
+}
+
+// On the executor's thread.
+void Run::FinishReduce(std::int64_t attempt, int state,
+                       const absl::StatusOr<ReducedGradient>& result) {
+  if (!result.ok()) return FailEngine(std::string(result.status().message()));
+  context_.metrics->ObservePhase(StepPhase::kReduce, absl::Seconds(result->seconds));
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    Effects effects;
+    machine_->OnReduced(attempt, state,
+                        {.nonfinite = result->nonfinite,
+                         .block_sums = result->block_sums,
+                         .state_overflow = result->state_overflow},
+                        effects);
+    Carry(effects, after);
+  }
+  CallAll(after);
+}
+
+void Run::CarryCommit(const CommitEffect& effect) {
+  CommitRequest request{.clip_coefficient = effect.clip_coefficient,
+                        .absent = effect.absent,
+                        .muon = effect.muon,
+                        .adamw = effect.adamw};
+  context_.executor->Post([self = shared_from_this(), request = std::move(request)] {
+    self->FinishCommit(self->engine_->Commit(request));
+  });
+}
+
+// On the executor's thread.
+void Run::FinishCommit(const absl::StatusOr<CommitReport>& result) {
+  if (!result.ok()) return FailEngine(std::string(result.status().message()));
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    PublishHealth(*result);
+    totals_.newton_schulz_calls += result->newton_schulz_calls;
+    totals_.newton_schulz_fallbacks += result->newton_schulz_fallbacks;
+    Effects effects;
+    machine_->OnCommitted({.newton_schulz_calls = result->newton_schulz_calls,
+                           .newton_schulz_fallbacks = result->newton_schulz_fallbacks,
+                           .zero_inputs = result->zero_inputs,
+                           .failure = result->failure},
+                          effects);
+    if (machine_->failed()) OnFailed();
+    Carry(effects, after);
+  }
+  CallAll(after);
+}
+
+void Run::FailEngine(const std::string& reason) {
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    Effects effects;
+    machine_->OnEngineFailure(reason, effects);
+    OnFailed();
+    Carry(effects, after);
+  }
+  CallAll(after);
+}
+
+void Run::OnFailed() {
+  spdlog::error("run \"{}\": failed: {}", name(), machine_->failure());
+  metrics_->OnStepFailed(absl::Now());
+  metrics_->SetState(StateLocked());
+}
+
+// The step was consumed or its attempt thrown away: its layers are free, its streams may not write.
+void Run::EndAttempt() {
+  gradient_slices_.Clear(
+      stopped_.ok() ? absl::AbortedError("the step ended or started over meanwhile") : stopped_);
+  for (auto& [layer, gradient] : layers_) staging_.Release(std::move(gradient.memory));
+  layers_.clear();
+  settled_layers_.clear();
+  step_started_.reset();
+}
+
+void Run::CarryOutcome(const OutcomeEffect& effect) {
+  const StepOutcome& outcome = effect.outcome;
+  if (outcome.applied) {
+    ++totals_.steps_applied;
+  } else {
+    ++totals_.steps_skipped[std::string(SkipCauseName(outcome.cause))];
+    spdlog::info("run \"{}\": step {} skipped: {}{}{}, next loss scale {}", name(), outcome.step,
+                 std::string(SkipCauseName(outcome.cause)), outcome.offenders.empty() ? "" : " in ",
+                 absl::StrJoin(outcome.offenders, ", "), outcome.next_loss_scale);
+  }
+  metrics_->OnOutcome(outcome, MoveOf(effect.scale_change), absl::Now());
+  for (std::size_t i = 0; i < group_names_.size(); ++i) {
+    const bool adamw = spec().groups[i].algorithm == Algorithm::kAdamW;
+    const auto& values = adamw ? machine_->adamw() : machine_->muon();
+    metrics_->SetLearningRate(static_cast<int>(i), values.at(group_names_[i]).lr);
+  }
+}
+
+}  // namespace muond

@@ -1,0 +1,70 @@
+#include "server/run/run_table.h"
+
+#include "absl/strings/str_format.h"
+#include "proto/check.h"
+
+namespace muond {
+
+// Null when there is no such run and one may be made.
+absl::StatusOr<std::shared_ptr<Run>> RunTable::FindForJoin(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  if (!draining_.ok()) return draining_;
+  if (const auto found = runs_.find(name); found != runs_.end()) return found->second;
+  if (static_cast<std::int64_t>(runs_.size()) < runs_max_) return nullptr;
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("run \"%s\": the daemon holds %d runs already, its limit (--max-runs)", name,
+                      runs_.size()));
+}
+
+absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_t rank,
+                                                const std::string& session,
+                                                const RankSlices& slices) {
+  std::lock_guard joining(creation_);
+  MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, FindForJoin(spec.name));
+  const bool made = run == nullptr;
+  if (made) {
+    MUOND_ASSIGN_OR_RETURN(run, Run::Create(spec, context_));
+  }
+  MUOND_ASSIGN_OR_RETURN(const Run::JoinReply reply, run->Join(spec, rank, session, slices));
+  if (made) {
+    std::lock_guard lock(mutex_);
+    if (!draining_.ok()) return draining_;
+    runs_[spec.name] = run;
+  }
+  return Joined{run, reply};
+}
+
+absl::StatusOr<std::shared_ptr<Run>> RunTable::Find(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto found = runs_.find(name);
+  if (found != runs_.end()) return found->second;
+  return absl::NotFoundError(absl::StrFormat("run \"%s\": there is no such run", name));
+}
+
+std::vector<std::shared_ptr<Run>> RunTable::All() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Run>> all;
+  for (const auto& [name, run] : runs_) all.push_back(run);
+  return all;
+}
+
+void RunTable::Remove(const std::shared_ptr<Run>& run) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = runs_.find(run->name());
+    if (found != runs_.end() && found->second == run) runs_.erase(found);
+  }
+  run->Stop(absl::AbortedError(absl::StrFormat("run \"%s\": was closed", run->name())));
+}
+
+void RunTable::Drain(const absl::Status& status) {
+  std::vector<std::shared_ptr<Run>> all;
+  {
+    std::lock_guard lock(mutex_);
+    draining_ = status;
+    for (const auto& [name, run] : runs_) all.push_back(run);
+  }
+  for (const auto& run : all) run->Stop(status);
+}
+
+}  // namespace muond

@@ -1,0 +1,32 @@
+#include "server/run/staging.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace muond {
+
+absl::StatusOr<std::shared_ptr<Buffer>> Staging::Acquire(std::int64_t elements, Dtype dtype) {
+  const std::size_t bytes = static_cast<std::size_t>(elements) * DtypeBytes(dtype);
+  // A buffer that was released while the executor still read it becomes usable later.
+  for (auto [at, end] = spare_.equal_range(bytes); at != end; ++at) {
+    if (at->second.use_count() > 1) continue;
+    std::shared_ptr<Buffer> memory = std::move(at->second);
+    spare_.erase(at);
+    return memory;
+  }
+  auto memory = std::make_shared<Buffer>(backend_, bytes);
+  if (!memory->ok()) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("staging: allocate gradient tensor: no memory for %d bytes", bytes));
+  }
+  bytes_ += static_cast<std::int64_t>(bytes);
+  return memory;
+}
+
+void Staging::Release(std::shared_ptr<Buffer> memory) {
+  const std::size_t bytes = memory->bytes();
+  spare_.emplace(bytes, std::move(memory));
+}
+
+}  // namespace muond

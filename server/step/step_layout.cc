@@ -1,0 +1,46 @@
+#include "server/step/step_layout.h"
+
+#include <utility>
+
+#include "proto/check.h"
+
+namespace muond {
+
+LayoutIndex::LayoutIndex(StepLayout layout) : layout_(std::move(layout)) {
+  MUOND_CHECK(layout_.world_size >= 1, "a run has ranks");
+  names_.resize(layout_.parameters.size());
+  for (int p = 0; p < parameters(); ++p) {
+    const StepLayout::Parameter& parameter = layout_.parameters[p];
+    MUOND_CHECK(by_name_.emplace(parameter.name, p).second, "names are unique");
+    MUOND_CHECK(parameter.state >= 0 && parameter.state <= p, "the first of a tie holds the state");
+    const StepLayout::Parameter& state = layout_.parameters[parameter.state];
+    MUOND_CHECK(state.state == parameter.state, "a state holds itself");
+    MUOND_CHECK(state.replicated == parameter.replicated, "a tie is replicated as a whole");
+    MUOND_CHECK(parameter.slices_of_rank.empty() ||
+                    static_cast<std::int64_t>(parameter.slices_of_rank.size()) == world_size(),
+                "slices are counted for every rank or none");
+    std::int64_t total = 0;
+    std::int64_t holders = 0;
+    for (const std::int64_t count : parameter.slices_of_rank) {
+      MUOND_CHECK(count >= 0, "a count of slices is not negative");
+      total += count;
+      holders += count > 0 ? 1 : 0;
+    }
+    totals_.push_back(total);
+    holders_.push_back(holders);
+    names_[parameter.state].push_back(p);
+    slices_ += total;
+  }
+}
+
+int LayoutIndex::Find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? -1 : found->second;
+}
+
+std::int64_t LayoutIndex::Slices(int p, std::int64_t rank) const {
+  const auto& slices = layout_.parameters[p].slices_of_rank;
+  return slices.empty() ? 0 : slices[rank];
+}
+
+}  // namespace muond

@@ -1,0 +1,134 @@
+#include "server/transport/slice_receiver.h"
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "proto/crc32c.h"
+
+namespace muond {
+namespace {
+
+class SliceReceiverTest : public ::testing::Test {
+ protected:
+  static constexpr std::int64_t kRows = 6, kCols = 5;
+
+  SliceReceiverTest() : tensor_(kRows * kCols, -1.0f), slice_(3 * 2) {
+    std::iota(slice_.begin(), slice_.end(), 10.0f);
+  }
+
+  std::unique_ptr<SliceReceiver> Make(Box box, bool write = true) {
+    SliceTarget target{.base = write ? reinterpret_cast<std::byte*>(tensor_.data()) : nullptr,
+                       .shape = {kRows, kCols}};
+    return std::make_unique<SliceReceiver>("parameter \"w\": push for step 7", std::move(box),
+                                           Dtype::kF32, target);
+  }
+
+  // Sends elements [first, first + count) of the slice.
+  absl::Status Send(SliceReceiver& receiver, std::int64_t first, std::int64_t count) {
+    absl::string_view payload(reinterpret_cast<const char*>(slice_.data() + first), count * 4);
+    return receiver.Receive({first, Dtype::kF32, Crc32c(payload.data(), payload.size())}, payload);
+  }
+
+  std::vector<float> tensor_;
+  std::vector<float> slice_;
+  const Box box_{{1, 2}, {3, 2}};
+};
+
+TEST_F(SliceReceiverTest, ABlockLandsInItsRowsAndColumnsOnly) {
+  auto receiver = Make(box_);
+  ASSERT_TRUE(Send(*receiver, 0, 6).ok());
+  EXPECT_TRUE(receiver->complete());
+  int next = 10;
+  for (int row = 0; row < kRows; ++row) {
+    for (int col = 0; col < kCols; ++col) {
+      const bool inside = row >= 1 && row < 4 && col >= 2 && col < 4;
+      EXPECT_EQ(tensor_[row * kCols + col], inside ? next++ : -1) << row << "," << col;
+    }
+  }
+}
+
+TEST_F(SliceReceiverTest, DigestAndContentsDoNotDependOnTheChunking) {
+  auto whole = Make(box_);
+  ASSERT_TRUE(Send(*whole, 0, 6).ok());
+  const auto expected = tensor_;
+  for (int cut = 1; cut < 6; ++cut) {
+    tensor_.assign(tensor_.size(), -1.0f);
+    auto pieces = Make(box_);
+    ASSERT_TRUE(Send(*pieces, 0, cut).ok());
+    EXPECT_FALSE(pieces->complete());
+    ASSERT_TRUE(Send(*pieces, cut, 6 - cut).ok());
+    EXPECT_EQ(pieces->digest(), whole->digest());
+    EXPECT_EQ(tensor_, expected);
+  }
+}
+
+TEST_F(SliceReceiverTest, OtherBytesHaveAnotherDigest) {
+  auto one = Make(box_, false), two = Make(box_, false);
+  ASSERT_TRUE(Send(*one, 0, 6).ok());
+  slice_[5] = 99;
+  ASSERT_TRUE(Send(*two, 0, 6).ok());
+  EXPECT_NE(one->digest(), two->digest());
+}
+
+TEST_F(SliceReceiverTest, VerifyingWritesNothing) {
+  auto receiver = Make(box_, false);
+  ASSERT_TRUE(Send(*receiver, 0, 6).ok());
+  EXPECT_EQ(tensor_, std::vector<float>(kRows * kCols, -1.0f));
+}
+
+TEST_F(SliceReceiverTest, HolesAndStepsBackAreRefused) {
+  auto receiver = Make(box_);
+  EXPECT_EQ(Send(*receiver, 1, 2).code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(Send(*receiver, 0, 2).ok());
+  const absl::Status again = Send(*receiver, 0, 2);
+  EXPECT_EQ(again.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(std::string(again.message()),
+            "parameter \"w\": push for step 7: expected a chunk at element 2, got 0");
+}
+
+TEST_F(SliceReceiverTest, TooManyAndTooFewBytesAreNamed) {
+  slice_.resize(8);
+  auto receiver = Make(box_);
+  const absl::Status many = Send(*receiver, 0, 7);
+  EXPECT_EQ(std::string(many.message()),
+            "parameter \"w\": push for step 7: expected 24 bytes, got at least 28");
+  EXPECT_EQ(tensor_, std::vector<float>(kRows * kCols, -1.0f));
+  ASSERT_TRUE(Send(*receiver, 0, 5).ok());
+  EXPECT_EQ(std::string(receiver->CheckComplete().message()),
+            "parameter \"w\": push for step 7: expected 24 bytes, got 20");
+}
+
+TEST_F(SliceReceiverTest, ATornElementIsRefused) {
+  auto receiver = Make(box_);
+  const absl::string_view payload("abcdef", 6);
+  EXPECT_EQ(receiver->Receive({0, Dtype::kF32, Crc32c("abcdef", 6)}, payload).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SliceReceiverTest, ACorruptedChunkIsDataLossAndTouchesNothing) {
+  auto receiver = Make(box_);
+  absl::string_view payload(reinterpret_cast<const char*>(slice_.data()), 24);
+  const std::uint32_t wrong = Crc32c(payload.data(), payload.size()) ^ 1;
+  EXPECT_EQ(receiver->Receive({0, Dtype::kF32, wrong}, payload).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(tensor_, std::vector<float>(kRows * kCols, -1.0f));
+  EXPECT_TRUE(Send(*receiver, 0, 6).ok());
+}
+
+TEST_F(SliceReceiverTest, AnotherDtypeIsRefusedByName) {
+  auto receiver = Make(box_);
+  const absl::Status status = receiver->Receive({0, Dtype::kF16, 0}, absl::string_view());
+  EXPECT_EQ(std::string(status.message()),
+            "parameter \"w\": push for step 7: expected elements of f32, got f16");
+}
+
+TEST_F(SliceReceiverTest, AReplacedStreamCannotWrite) {
+  auto receiver = Make(box_);
+  ASSERT_TRUE(Send(*receiver, 0, 2).ok());
+  receiver->Revoke(absl::AbortedError("a newer stream sends this slice again"));
+  EXPECT_EQ(Send(*receiver, 2, 2).code(), absl::StatusCode::kAborted);
+}
+
+}  // namespace
+}  // namespace muond

@@ -1,0 +1,2 @@
+// A seat in a run.
+#pragma once

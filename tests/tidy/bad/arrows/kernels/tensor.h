@@ -1,0 +1,2 @@
+// Element types.
+#pragma once

@@ -1,0 +1,4 @@
+// Metrics know values only.
+#pragma once
+
+#include "server/registry/a.h"

@@ -1,0 +1,4 @@
+// One half of a cycle.
+#pragma once
+
+#include "server/registry/b.h"

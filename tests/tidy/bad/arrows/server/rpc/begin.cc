@@ -1,0 +1,2 @@
+// Nor the other way round.
+#include "client/cpp/session.h"

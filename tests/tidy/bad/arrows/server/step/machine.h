@@ -1,0 +1,2 @@
+// The pure machine.
+#pragma once

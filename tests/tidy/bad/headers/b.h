@@ -1,0 +1,5 @@
+// What it knows.
+
+#ifndef B_H
+#define B_H
+#endif

@@ -1,0 +1,5 @@
+// What it knows,
+// and more.
+
+#include <string>
+#pragma once

@@ -1,0 +1,2 @@
+// Nothing wrong here.
+// TO@{}DO(someone): finish.

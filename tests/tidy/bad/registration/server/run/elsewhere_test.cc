@@ -1,0 +1,2 @@
+// A test.
+TEST(Suite, Case) {}

@@ -1,0 +1,2 @@
+set -euo pipefail
+if true; then

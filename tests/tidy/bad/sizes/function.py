@@ -1,0 +1,2 @@
+def too_long(x):
+@{70 times}    x += 1

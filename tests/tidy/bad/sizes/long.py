@@ -1,0 +1,1 @@
+@{401 times}# One line too many.

@@ -1,0 +1,2 @@
+# Nothing wrong here.
+cd /wo@{}rk/main

@@ -1,0 +1,2 @@
+// The service inside a program.
+#pragma once

@@ -1,0 +1,6 @@
+// The machine under test.
+#include "gtest/gtest.h"
+#include "proto/values.h"
+#include "server/daemon/embedded.h"
+
+TEST(Machine, Runs) {}

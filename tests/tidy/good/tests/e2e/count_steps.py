@@ -1,0 +1,1 @@
+"""Used by quickstart.sh."""
