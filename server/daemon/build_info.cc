@@ -5,7 +5,7 @@ namespace muond {
 BuildInfo ThisBuild() {
   return {.version = MUOND_VERSION,
           .revision = MUOND_REVISION,
-          .cuda = MUOND_CUDA_VERSION,
+          .cuda = "none",
 #ifdef __clang__
           .compiler = "clang " __clang_version__};
 #else

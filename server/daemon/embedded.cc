@@ -28,14 +28,14 @@ namespace {
 constexpr std::int64_t kHeaderBytes = 64 << 10;
 constexpr char kUnixPrefix[] = "unix:";
 
-absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(
-    const ServiceOptions& options, kernels::NewtonSchulzFault* fault) {
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ServiceOptions& options,
+                                                              kernels::NewtonSchulzFault* fault) {
   if (options.backend == "reference") return kernels::MakeReferenceBackend();
   if (options.backend == "cpu" || options.backend == "auto") {
     return kernels::MakeCpuBackend({.threads = options.threads, .newton_schulz_fault = fault});
   }
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "backend: expected auto, cpu or reference, got \"%s\"", options.backend));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("backend: expected auto, cpu or reference, got \"%s\"", options.backend));
 }
 
 RegistryLimits LimitsOf(const ServiceOptions& options) {
@@ -80,8 +80,8 @@ absl::Status PrepareSocket(const std::string& path) {
         absl::StrFormat("listen on unix:%s: a file that is no socket is in the way", path));
   }
   if (SomebodyListens(path)) {
-    return absl::UnavailableError(absl::StrFormat(
-        "listen on unix:%s: cannot bind: another daemon listens there", path));
+    return absl::UnavailableError(
+        absl::StrFormat("listen on unix:%s: cannot bind: another daemon listens there", path));
   }
   return absl::OkStatus();
 }
@@ -152,9 +152,10 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
           absl::StrFormat("listen on %s: cannot bind: is another daemon there?", address));
     }
     const bool any_port = absl::EndsWith(address, ":0");
-    addresses.push_back(absl::StartsWith(address, kUnixPrefix) || !any_port
-                            ? address
-                            : absl::StrFormat("%s:%d", address.substr(0, address.rfind(':')), ports[i]));
+    addresses.push_back(
+        absl::StartsWith(address, kUnixPrefix) || !any_port
+            ? address
+            : absl::StrFormat("%s:%d", address.substr(0, address.rfind(':')), ports[i]));
   }
   if (server == nullptr) return absl::UnavailableError("start the gRPC server: it did not start");
   return absl::OkStatus();
@@ -166,13 +167,13 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   MUOND_ASSIGN_OR_RETURN(impl->backend, MakeBackend(options, &impl->newton_schulz_fault));
   impl->metrics = std::make_unique<DaemonMetrics>(ThisBuild());
   impl->executor = std::make_unique<Executor>();
-  impl->runs = std::make_unique<RunTable>(
-      RunContext{.backend = impl->backend.get(),
-                 .executor = impl->executor.get(),
-                 .faults = {&impl->faults, &impl->newton_schulz_fault},
-                 .metrics = impl->metrics.get(),
-                 .limits = LimitsOf(options)},
-      options.max_runs);
+  impl->runs =
+      std::make_unique<RunTable>(RunContext{.backend = impl->backend.get(),
+                                            .executor = impl->executor.get(),
+                                            .faults = {&impl->faults, &impl->newton_schulz_fault},
+                                            .metrics = impl->metrics.get(),
+                                            .limits = LimitsOf(options)},
+                                 options.max_runs);
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),
@@ -216,8 +217,8 @@ void Service::Stop(absl::Duration grace) {
   if (impl_->stopped) return;
   impl_->stopped = true;
   impl_->SetServing(false);
-  // Calls in flight end by themselves or are cancelled when the grace is over; only then may runs and
-  // the executor go.
+  // Calls in flight end by themselves or are cancelled when the grace is over; only then may runs
+  // and the executor go.
   impl_->runs->Drain(absl::UnavailableError("the daemon is shutting down: try again later"));
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();

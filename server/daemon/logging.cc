@@ -15,8 +15,9 @@ class JsonMessage final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&,
               spdlog::memory_buf_t& out) override {
-    const std::string text = nlohmann::json(std::string(message.payload.data(), message.payload.size()))
-                                 .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const std::string text =
+        nlohmann::json(std::string(message.payload.data(), message.payload.size()))
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     out.append(text.data(), text.data() + text.size());
   }
   std::unique_ptr<custom_flag_formatter> clone() const override {

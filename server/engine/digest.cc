@@ -10,7 +10,9 @@
 namespace muond {
 namespace {
 
-std::string Hex(XXH128_hash_t hash) { return absl::StrFormat("%016x%016x", hash.high64, hash.low64); }
+std::string Hex(XXH128_hash_t hash) {
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
 
 void Append(std::string& bytes, const void* data, std::size_t size) {
   bytes.append(static_cast<const char*>(data), size);

@@ -16,8 +16,8 @@ namespace muond {
 namespace {
 
 absl::Status OutOfMemory(const ParameterSpec& spec, const char* what, std::int64_t bytes) {
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("parameter \"%s\": allocate %s: no memory for %d bytes", spec.name, what, bytes));
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "parameter \"%s\": allocate %s: no memory for %d bytes", spec.name, what, bytes));
 }
 
 absl::Status FromKernel(const ParameterSpec& spec, const char* what, const kernels::Error& error) {
@@ -50,9 +50,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend
     ParameterState& state = engine->states_[i];
     state.spec = &spec.parameters[i];
     state.routed = &routing.parameters[i];
-    state.group = &*std::find_if(spec.groups.begin(), spec.groups.end(), [&](const GroupSpec& group) {
-      return group.name == state.spec->group;
-    });
+    state.group =
+        &*std::find_if(spec.groups.begin(), spec.groups.end(),
+                       [&](const GroupSpec& group) { return group.name == state.spec->group; });
     state.elements = state.routed->elements;
     state.owned = state.routed->state == static_cast<int>(i);
     state.newton_schulz = rules[state.group->name];
@@ -61,9 +61,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend
   const std::size_t scratch = MuonCommit::ScratchBytes(engine->states_);
   engine->muon_scratch_ = Buffer(backend, scratch);
   if (!engine->muon_scratch_.ok()) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("run \"%s\": allocate Newton-Schulz scratch: no memory for %d bytes",
-                        spec.name, scratch));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "run \"%s\": allocate Newton-Schulz scratch: no memory for %d bytes", spec.name, scratch));
   }
   return engine;
 }
@@ -83,10 +82,9 @@ absl::Status Engine::AllocateState(int parameter) {
   }
   state.shape_factor_max = 0;
   for (const MatrixBlock& block : state.routed->matrices) {
-    state.shape_factor_max =
-        std::max(state.shape_factor_max, ShapeFactorOf(state.group->shape_factor,
-                                                       state.group->extra_factor, block.rows,
-                                                       block.cols));
+    state.shape_factor_max = std::max(
+        state.shape_factor_max, ShapeFactorOf(state.group->shape_factor, state.group->extra_factor,
+                                              block.rows, block.cols));
   }
   return absl::OkStatus();
 }
@@ -203,8 +201,9 @@ absl::StatusOr<ReducedGradient> Engine::Reduce(int parameter,
     MUOND_ASSIGN_OR_RETURN(state.gradient_memory, AllocateTensor(state.elements, Dtype::kF32));
     state.gradient.dtype = Dtype::kF32;
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      if (auto error = backend_.Accumulate(state.gradient_memory->floats(), layers[i].memory->data(),
-                                           layers[i].dtype, state.elements, i == 0)) {
+      if (auto error =
+              backend_.Accumulate(state.gradient_memory->floats(), layers[i].memory->data(),
+                                  layers[i].dtype, state.elements, i == 0)) {
         return FromKernel(*state.spec, "sum gradient", error);
       }
     }
@@ -240,8 +239,8 @@ absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
   if (faults_.Fire(FaultPoint::kMomentumNan) && !muon.empty()) {
     ParameterState& state = states_[muon[0]];
     state.momentum.floats()[0] = std::numeric_limits<float>::quiet_NaN();
-    if (auto error = backend_.ScanState(state.momentum.floats(), state.elements,
-                                        state.momentum_scan)) {
+    if (auto error =
+            backend_.ScanState(state.momentum.floats(), state.elements, state.momentum_scan)) {
       return FromKernel(*state.spec, "scan momentum", error);
     }
   }

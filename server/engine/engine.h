@@ -61,7 +61,8 @@ struct CommitReport {
   };
   std::map<std::string, Group> groups;
   double momentum_seconds = 0, newton_schulz_seconds = 0, apply_seconds = 0, adamw_seconds = 0;
-  std::string failure;  // not empty: a matrix could not be orthogonalized; state is not to be trusted
+  std::string
+      failure;  // not empty: a matrix could not be orthogonalized; state is not to be trusted
 };
 
 // Health of the state after the last commit, per group and in all.
@@ -107,7 +108,8 @@ class Engine {
   // them while gradients are reduced.
   void SetHyperparameters(const HyperparametersByGroup& muon, const HyperparametersByGroup& adamw);
 
-  // Sums the layers in their order (fp32), divides by `divisor`, scans. Keeps the result for Commit.
+  // Sums the layers in their order (fp32), divides by `divisor`, scans. Keeps the result for
+  // Commit.
   absl::StatusOr<ReducedGradient> Reduce(int state, const std::vector<GradientLayer>& layers,
                                          double divisor);
 
@@ -121,8 +123,8 @@ class Engine {
   absl::Status Read(int state, const Box& box, std::int64_t first, std::int64_t count, Dtype dtype,
                     void* out);
 
-  // XXH3-128, hex. Over all states in name order: name, shape, dtype and block hashes of every state
-  // tensor, and t. Independent of slices, ranks and owners.
+  // XXH3-128, hex. Over all states in name order: name, shape, dtype and block hashes of every
+  // state tensor, and t. Independent of slices, ranks and owners.
   std::string TensorDigest() const;
   std::string ParameterDigest(int state) const;
 

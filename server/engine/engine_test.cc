@@ -53,8 +53,9 @@ class EngineTest : public ::testing::Test {
 
   std::vector<float> Weights(int state, std::int64_t count) {
     std::vector<float> values(count);
-    EXPECT_TRUE(engine_->Read(state, WholeBox(*spec_.parameters[state].shape), 0, count, Dtype::kF32,
-                              values.data())
+    EXPECT_TRUE(engine_
+                    ->Read(state, WholeBox(*spec_.parameters[state].shape), 0, count, Dtype::kF32,
+                           values.data())
                     .ok());
     return values;
   }

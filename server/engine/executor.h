@@ -1,5 +1,5 @@
-// The one thread that touches a backend. Jobs run in the order they were posted, so whoever posts in
-// the right order needs no other lock on optimizer state.
+// The one thread that touches a backend. Jobs run in the order they were posted, so whoever posts
+// in the right order needs no other lock on optimizer state.
 #pragma once
 
 #include <condition_variable>

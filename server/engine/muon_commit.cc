@@ -19,7 +19,8 @@ void AddSeconds(double& total, Clock::time_point& since) {
   since = now;
 }
 
-absl::Status KernelError(const ParameterState& state, const char* what, const kernels::Error& error) {
+absl::Status KernelError(const ParameterState& state, const char* what,
+                         const kernels::Error& error) {
   return absl::InternalError(
       absl::StrFormat("parameter \"%s\": %s: %s", state.spec->name, what, error.message()));
 }
@@ -127,9 +128,9 @@ absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& 
 
 absl::Status MuonCommit::UpdateMomentum(ParameterState& state, float* u, CommitReport& report) {
   const Hyperparameters& now = request_.muon.at(state.group->name);
-  const kernels::MomentumRule rule =
-      MomentumRuleOf(*state.group, now,
-                     engine_.spec_.clip_policy == ClipPolicy::kAll ? request_.clip_coefficient : 1.0);
+  const kernels::MomentumRule rule = MomentumRuleOf(
+      *state.group, now,
+      engine_.spec_.clip_policy == ClipPolicy::kAll ? request_.clip_coefficient : 1.0);
   if (auto error = engine_.backend_.Momentum(state.gradient, rule, state.momentum.floats(),
                                              /*write_m=*/true, u, state.momentum_scan)) {
     return KernelError(state, "momentum", error);
@@ -183,8 +184,8 @@ absl::Status MuonCommit::ApplyPart(const Part& part, kernels::StateScan& scan) {
   for (const RowRange& range : block.ranges) {
     kernels::StateScan piece;
     const std::size_t count = range.count * block.cols;
-    if (auto error = engine_.backend_.Apply(state.weight.floats() + range.begin * block.cols, o, count,
-                                            DecayFactor(*state.group, now), step, piece)) {
+    if (auto error = engine_.backend_.Apply(state.weight.floats() + range.begin * block.cols, o,
+                                            count, DecayFactor(*state.group, now), step, piece)) {
       return KernelError(state, "apply", error);
     }
     Merge(piece, scan);

@@ -16,8 +16,9 @@ absl::Status GroupError(const GroupSpec& group, const std::string& what) {
 absl::StatusOr<std::vector<kernels::NewtonSchulzStep>> CustomSteps(const GroupSpec& group) {
   const auto& numbers = group.custom_steps;
   if (numbers.empty() || numbers.size() % 3 != 0) {
-    return GroupError(group, absl::StrFormat("custom_steps: expected a, b, c per step, got %d numbers",
-                                             numbers.size()));
+    return GroupError(
+        group,
+        absl::StrFormat("custom_steps: expected a, b, c per step, got %d numbers", numbers.size()));
   }
   std::vector<kernels::NewtonSchulzStep> steps;
   for (std::size_t i = 0; i < numbers.size(); i += 3) {
@@ -31,7 +32,8 @@ absl::StatusOr<std::vector<kernels::NewtonSchulzStep>> CustomSteps(const GroupSp
 }
 
 absl::StatusOr<kernels::NewtonSchulzMethod> MethodOf(const GroupSpec& group) {
-  if (group.ns_method.empty() || group.ns_method == "auto") return kernels::NewtonSchulzMethod::kAuto;
+  if (group.ns_method.empty() || group.ns_method == "auto")
+    return kernels::NewtonSchulzMethod::kAuto;
   if (group.ns_method == "standard") return kernels::NewtonSchulzMethod::kStandard;
   if (group.ns_method == "gram") return kernels::NewtonSchulzMethod::kGram;
   return GroupError(group, absl::StrFormat("ns_method: expected auto, standard or gram, got \"%s\"",
@@ -93,10 +95,11 @@ absl::StatusOr<kernels::NewtonSchulzRule> NewtonSchulzRuleOf(const GroupSpec& gr
 
 kernels::MomentumRule MomentumRuleOf(const GroupSpec& group, const Hyperparameters& now,
                                      double gradient_scale) {
-  return {.form = group.momentum_sum_form ? kernels::MomentumForm::kSum : kernels::MomentumForm::kEma,
-          .beta = now.momentum,
-          .nesterov = group.nesterov,
-          .gradient_scale = gradient_scale};
+  return {
+      .form = group.momentum_sum_form ? kernels::MomentumForm::kSum : kernels::MomentumForm::kEma,
+      .beta = now.momentum,
+      .nesterov = group.nesterov,
+      .gradient_scale = gradient_scale};
 }
 
 double DecayFactor(const GroupSpec& group, const Hyperparameters& now) {

@@ -1,5 +1,5 @@
-// A group's settings as the rules that the kernels take. Pure; checked once at registration, so that
-// a step never meets a setting it cannot carry out.
+// A group's settings as the rules that the kernels take. Pure; checked once at registration, so
+// that a step never meets a setting it cannot carry out.
 #pragma once
 
 #include "absl/status/status.h"
@@ -9,10 +9,10 @@
 
 namespace muond {
 
-// INVALID_ARGUMENT naming the group and the field: unknown coefficient set or method, ns_steps other
-// than the set's length (a set is a schedule: cycling it shrinks the update), custom steps not in
-// threes or not finite, a negative or non-finite norm floor or factor, gram asked for with a set
-// that is unstable in Gram form.
+// INVALID_ARGUMENT naming the group and the field: unknown coefficient set or method, ns_steps
+// other than the set's length (a set is a schedule: cycling it shrinks the update), custom steps
+// not in threes or not finite, a negative or non-finite norm floor or factor, gram asked for with a
+// set that is unstable in Gram form.
 absl::StatusOr<kernels::NewtonSchulzRule> NewtonSchulzRuleOf(const GroupSpec& group);
 
 kernels::MomentumRule MomentumRuleOf(const GroupSpec& group, const Hyperparameters& now,

@@ -32,16 +32,18 @@ TEST(NewtonSchulzRule, DefaultIsFiveSimpleSteps) {
 }
 
 TEST(NewtonSchulzRule, EmergingOptimizersCycleRule_OtherLengthsAreRefused) {
-  EXPECT_EQ(ErrorOf(Group("quintic_yj", 6)),
-            "group \"hidden\": ns_steps: coefficient set \"quintic_yj\" is a schedule of 5 steps, got 6");
+  EXPECT_EQ(
+      ErrorOf(Group("quintic_yj", 6)),
+      "group \"hidden\": ns_steps: coefficient set \"quintic_yj\" is a schedule of 5 steps, got 6");
   EXPECT_THAT(ErrorOf(Group("cubic5", 4)), HasSubstr("schedule of 5 steps, got 4"));
   EXPECT_TRUE(NewtonSchulzRuleOf(Group("deepseek_v4", 10)).ok());
   EXPECT_TRUE(NewtonSchulzRuleOf(Group("quintic_yj", 5)).ok());
 }
 
 TEST(NewtonSchulzRule, AnUnknownSetIsRefusedWithTheKnownOnes) {
-  EXPECT_THAT(ErrorOf(Group("polar_express", 0)),
-              ::testing::AllOf(HasSubstr("polar_express_dion"), HasSubstr("got \"polar_express\"")));
+  EXPECT_THAT(
+      ErrorOf(Group("polar_express", 0)),
+      ::testing::AllOf(HasSubstr("polar_express_dion"), HasSubstr("got \"polar_express\"")));
 }
 
 TEST(NewtonSchulzRule, CustomStepsComeInThreesAndAreFinite) {

@@ -20,7 +20,8 @@ bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
   const double weight_of_gradient = sum ? 1.0 : 1.0 - rule.beta;
   const double momentum = rule.beta * now.momentum + weight_of_gradient * gradient_max;
   // U feeds Newton-Schulz: not state, but an infinite one would leave no update to apply.
-  const double u = rule.nesterov ? rule.beta * momentum + weight_of_gradient * gradient_max : momentum;
+  const double u =
+      rule.nesterov ? rule.beta * momentum + weight_of_gradient * gradient_max : momentum;
   // The ema form is computed as M + (1 - beta)(G - M): the difference must fit as well.
   const double difference = sum ? 0.0 : gradient_max + now.momentum;
   const double weight = std::abs(decay) * now.weight + step_max * kOrthogonalElementMax;
@@ -30,8 +31,7 @@ bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
 bool AdamWStateCouldOverflow(const StateMaxima& now, double gradient_max,
                              const kernels::AdamWRule& rule) {
   const double m = rule.beta1 * now.momentum + (1 - rule.beta1) * gradient_max;
-  const double v =
-      rule.beta2 * now.exp_avg_sq + (1 - rule.beta2) * gradient_max * gradient_max;
+  const double v = rule.beta2 * now.exp_avg_sq + (1 - rule.beta2) * gradient_max * gradient_max;
   const double t = static_cast<double>(rule.t);
   const double m_hat = m / (1 - std::pow(rule.beta1, t));
   const double update = rule.lr * m_hat / rule.eps;

@@ -16,7 +16,8 @@ kernels::MomentumRule Rule(kernels::MomentumForm form, double beta, bool nestero
 
 TEST(StateBounds, OrdinaryNumbersFit) {
   const StateMaxima now{.weight = 3, .momentum = 0.2, .exp_avg_sq = 1e-3};
-  EXPECT_FALSE(MuonStateCouldOverflow(now, 65504, Rule(kernels::MomentumForm::kEma, .95, true), .999, .1));
+  EXPECT_FALSE(
+      MuonStateCouldOverflow(now, 65504, Rule(kernels::MomentumForm::kEma, .95, true), .999, .1));
   EXPECT_FALSE(AdamWStateCouldOverflow(now, 65504, {.lr = 1e-3}));
 }
 
@@ -28,24 +29,28 @@ TEST(StateBounds, ASquareBeyondFp32IsSeen) {
 
 TEST(StateBounds, Pytorch46849_GradientsOf2e19AreNoReasonToSkip) {
   EXPECT_FALSE(AdamWStateCouldOverflow({}, 2e19, {}));
-  EXPECT_FALSE(MuonStateCouldOverflow({}, 2e19, Rule(kernels::MomentumForm::kEma, .95, true), 1, .1));
+  EXPECT_FALSE(
+      MuonStateCouldOverflow({}, 2e19, Rule(kernels::MomentumForm::kEma, .95, true), 1, .1));
 }
 
 TEST(StateBounds, TheSumFormOverflowsWhereTheEmaFormDoesNot) {
   const StateMaxima now{.momentum = 2e38};
-  EXPECT_TRUE(MuonStateCouldOverflow(now, 2e38, Rule(kernels::MomentumForm::kSum, .95, false), 1, .1));
+  EXPECT_TRUE(
+      MuonStateCouldOverflow(now, 2e38, Rule(kernels::MomentumForm::kSum, .95, false), 1, .1));
   EXPECT_FALSE(MuonStateCouldOverflow({.momentum = 1e38}, 1e38,
                                       Rule(kernels::MomentumForm::kEma, .95, true), 1, .1));
 }
 
 TEST(StateBounds, AWeightThatLeavesFp32IsSeen) {
   const StateMaxima now{.weight = 3e38};
-  EXPECT_TRUE(MuonStateCouldOverflow(now, 1, Rule(kernels::MomentumForm::kEma, .95, true), -1.2, .1));
+  EXPECT_TRUE(
+      MuonStateCouldOverflow(now, 1, Rule(kernels::MomentumForm::kEma, .95, true), -1.2, .1));
   EXPECT_TRUE(MuonStateCouldOverflow({}, 1, Rule(kernels::MomentumForm::kEma, .95, true), 1, 3e38));
   EXPECT_TRUE(AdamWStateCouldOverflow(now, 1, {.lr = 1e-3, .decay = -1.2}));
 }
 
-// The claim that matters: what the bounds let pass, the kernels carry out without a non-finite number.
+// The claim that matters: what the bounds let pass, the kernels carry out without a non-finite
+// number.
 class BoundsAreSound : public ::testing::TestWithParam<bool> {};
 
 TEST_P(BoundsAreSound, WhatPassesStaysFinite) {

@@ -87,7 +87,7 @@ TEST(MetricTable, HasNoNameTwice) {
 TEST(MetricTable, FindsRowsById) {
   EXPECT_EQ(RowOf(MetricId::kBuildInfo).name, "muond_build_info");
   EXPECT_EQ(RowOf(MetricId::kGrpcServerHandling).name, "grpc_server_handling_seconds");
-  EXPECT_EQ(RowOf(MetricId::kNsOutcomes).name, "muond_ns_outcomes_total");
+  EXPECT_EQ(RowOf(MetricId::kNsOutcomes).name, "muond_newton_schulz_outcomes_total");
 }
 
 }  // namespace

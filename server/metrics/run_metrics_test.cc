@@ -64,9 +64,13 @@ TEST_F(RunMetricsTest, ExportsEveryCounterAsZeroWhenTheRunOpens) {
   }
   for (const char* outcome : {"ok", "low_rank", "diverged", "nonfinite"}) {
     for (const char* group : {"hidden", "rest"}) {
-      EXPECT_THAT(samples, Contains(Pair(absl::StrFormat(
-                               "muond_ns_outcomes_total{group=\"%s\",outcome=\"%s\",run=\"r\"}",
-                               group, outcome), 0)));
+      EXPECT_THAT(
+          samples,
+          Contains(
+              Pair(absl::StrFormat(
+                       "muond_newton_schulz_outcomes_total{group=\"%s\",outcome=\"%s\",run=\"r\"}",
+                       group, outcome),
+                   0)));
     }
   }
   for (const auto& [series, value] : samples) {
@@ -83,7 +87,8 @@ TEST_F(RunMetricsTest, EveryRunMetricOfTheTableIsExportedForAnOpenRun) {
   for (const MetricRow& row : MetricTable()) {
     if (row.labels.empty() || row.labels[0].name != "run") continue;
     EXPECT_NE(text.find(absl::StrFormat("# TYPE %s %s\n", row.name, MetricTypeName(row.type))),
-              std::string::npos) << row.name;
+              std::string::npos)
+        << row.name;
   }
 }
 
@@ -131,8 +136,8 @@ TEST_F(RunMetricsTest, CountsEachOutcomeUnderItsCause) {
   run->OnOutcome(Skipped(4, SkipCause::kTrainer), Move::kNone, At(1005));
   run->OnStepFailed(At(1006));
   samples = Scrape();
-  for (const char* outcome : {"skipped_state_overflow", "skipped_norm_threshold",
-                              "skipped_by_trainer", "failed"}) {
+  for (const char* outcome :
+       {"skipped_state_overflow", "skipped_norm_threshold", "skipped_by_trainer", "failed"}) {
     EXPECT_EQ(samples[absl::StrFormat("muond_steps_total{outcome=\"%s\",run=\"r\"}", outcome)], 1);
   }
   EXPECT_EQ(samples["muond_grad_norm{run=\"r\"}"], 50);
@@ -179,16 +184,24 @@ TEST_F(RunMetricsTest, IsInExactlyOneState) {
 
 TEST_F(RunMetricsTest, NewtonSchulzOutcomesSumToTheCalls) {
   const auto run = daemon_.OpenRun(Opening());
-  run->OnGroupCommit(0, {.calls = 10, .zero_inputs = 1, .fallbacks = 2, .diverged = 2,
-                         .updates = 10});
+  run->OnGroupCommit(0,
+                     {.calls = 10, .zero_inputs = 1, .fallbacks = 2, .diverged = 2, .updates = 10});
   Samples samples = Scrape();
-  EXPECT_EQ(samples["muond_ns_calls_total{group=\"hidden\",run=\"r\"}"], 10);
-  EXPECT_EQ(samples["muond_ns_outcomes_total{group=\"hidden\",outcome=\"ok\",run=\"r\"}"], 8);
-  EXPECT_EQ(samples["muond_ns_outcomes_total{group=\"hidden\",outcome=\"diverged\",run=\"r\"}"], 2);
-  EXPECT_EQ(samples["muond_ns_special_total{group=\"hidden\",kind=\"zero_input\",run=\"r\"}"], 1);
-  EXPECT_EQ(samples["muond_ns_special_total{group=\"hidden\",kind=\"fallback\",run=\"r\"}"], 2);
+  EXPECT_EQ(samples["muond_newton_schulz_calls_total{group=\"hidden\",run=\"r\"}"], 10);
+  EXPECT_EQ(
+      samples["muond_newton_schulz_outcomes_total{group=\"hidden\",outcome=\"ok\",run=\"r\"}"], 8);
+  EXPECT_EQ(
+      samples
+          ["muond_newton_schulz_outcomes_total{group=\"hidden\",outcome=\"diverged\",run=\"r\"}"],
+      2);
+  EXPECT_EQ(
+      samples["muond_newton_schulz_special_total{group=\"hidden\",kind=\"zero_input\",run=\"r\"}"],
+      1);
+  EXPECT_EQ(
+      samples["muond_newton_schulz_special_total{group=\"hidden\",kind=\"fallback\",run=\"r\"}"],
+      2);
   EXPECT_EQ(samples["muond_muon_updates_total{group=\"hidden\",run=\"r\"}"], 10);
-  EXPECT_EQ(samples["muond_ns_calls_total{group=\"rest\",run=\"r\"}"], 0);
+  EXPECT_EQ(samples["muond_newton_schulz_calls_total{group=\"rest\",run=\"r\"}"], 0);
 }
 
 TEST_F(RunMetricsTest, NeverExportsANonFiniteGauge) {
@@ -246,7 +259,7 @@ TEST_F(RunMetricsTest, SumsTheGroupsBeyondTheLimitInOneSlot) {
   EXPECT_EQ(samples["muond_parameters{algorithm=\"muon\",group=\"(other)\",run=\"r\"}"], 985);
   EXPECT_NEAR(samples["muond_momentum_norm{group=\"(other)\",run=\"r\"}"], 2 * std::sqrt(985),
               1e-9);
-  EXPECT_EQ(samples["muond_ns_calls_total{group=\"(other)\",run=\"r\"}"], 1);
+  EXPECT_EQ(samples["muond_newton_schulz_calls_total{group=\"(other)\",run=\"r\"}"], 1);
   EXPECT_THAT(samples, Not(Contains(Key("muond_learning_rate{group=\"(other)\",run=\"r\"}"))));
   EXPECT_THAT(samples,
               Not(Contains(Key("muond_parameters{algorithm=\"muon\",group=\"g15\",run=\"r\"}"))));

@@ -41,9 +41,9 @@ class PullStream final : public grpc::ServerWriteReactor<v1::PullReply> {
     if (!run.ok()) return run.status();
     run_ = *std::move(run);
     if (request.chunk_bytes() < 0) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "run \"%s\": pull: chunk_bytes: expected 0 or more, got %d", run_->name(),
-          request.chunk_bytes()));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("run \"%s\": pull: chunk_bytes: expected 0 or more, got %d", run_->name(),
+                          request.chunk_bytes()));
     }
     chunk_bytes_ = std::min(request.chunk_bytes() == 0 ? kDefaultChunkBytes : request.chunk_bytes(),
                             rpc_.max_chunk_bytes);
@@ -93,16 +93,16 @@ class PullStream final : public grpc::ServerWriteReactor<v1::PullReply> {
   const std::int64_t version_;
   std::int64_t chunk_bytes_ = kDefaultChunkBytes;
   std::vector<PullSlice> slices_;
-  std::size_t slice_ = 0;     // being sent
-  std::int64_t first_ = 0;    // its first element not yet sent
-  std::int64_t count_ = 0;    // elements of the chunk in hand
+  std::size_t slice_ = 0;   // being sent
+  std::int64_t first_ = 0;  // its first element not yet sent
+  std::int64_t count_ = 0;  // elements of the chunk in hand
   v1::PullReply reply_;
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::PullReply>* OptimizerService::Pull(grpc::CallbackServerContext* context,
-                                                                const v1::PullRequest* request) {
+grpc::ServerWriteReactor<v1::PullReply>* OptimizerService::Pull(
+    grpc::CallbackServerContext* context, const v1::PullRequest* request) {
   return new PullStream(context, context_, *request);
 }
 

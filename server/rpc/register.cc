@@ -24,12 +24,12 @@ void FillRouting(const Run& run, const std::string& owner, v1::RoutingReport* re
 }
 
 void LogJoin(const Run& run, const v1::RegisterRequest& request, const v1::RegisterReply& reply) {
-  spdlog::info("run \"{}\": rank {} of {} {} ({}): {} parameters on Muon ({} matrices), {} on AdamW",
-               run.name(), request.rank(), run.spec().world_size,
-               reply.rejoined() ? "rejoined" : "joined",
-               request.client().empty() ? "unnamed client" : request.client(),
-               reply.routing().muon_parameters(), reply.routing().muon_matrices(),
-               reply.routing().adamw_parameters());
+  spdlog::info(
+      "run \"{}\": rank {} of {} {} ({}): {} parameters on Muon ({} matrices), {} on AdamW",
+      run.name(), request.rank(), run.spec().world_size, reply.rejoined() ? "rejoined" : "joined",
+      request.client().empty() ? "unnamed client" : request.client(),
+      reply.routing().muon_parameters(), reply.routing().muon_matrices(),
+      reply.routing().adamw_parameters());
   if (reply.rejoined()) return;
   for (const auto& routed : reply.routing().parameters()) {
     spdlog::debug("run \"{}\": \"{}\" -> {}: {}", run.name(), routed.name(),
@@ -41,8 +41,8 @@ absl::Status Join(const RpcContext& context, const v1::RegisterRequest& request,
                   v1::RegisterReply* reply) {
   MUOND_ASSIGN_OR_RETURN(const RunSpec spec, FromProto(request.run()));
   MUOND_ASSIGN_OR_RETURN(const RankSlices slices, SlicesFromProto(request.slices()));
-  const std::string session = request.session().empty() ? absl::StrFormat("rank-%d", request.rank())
-                                                        : request.session();
+  const std::string session =
+      request.session().empty() ? absl::StrFormat("rank-%d", request.rank()) : request.session();
   MUOND_RETURN_IF_ERROR(ValidateName("session", session));
   auto joined = context.runs->Join(spec, request.rank(), session, slices);
   if (!joined.ok()) {

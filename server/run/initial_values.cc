@@ -12,10 +12,10 @@ absl::StatusOr<InitialValues::Arrival> InitialValues::Check(const SliceId& id,
   const auto found = digests_.find(id);
   if (found == digests_.end()) return Arrival::kNew;
   if (found->second == digest) return Arrival::kDuplicate;
-  return absl::AlreadyExistsError(
-      absl::StrFormat("parameter \"%s\": initial values of slice %d from rank %d: already there with "
-                      "other contents",
-                      parameter, id.slice, id.rank));
+  return absl::AlreadyExistsError(absl::StrFormat(
+      "parameter \"%s\": initial values of slice %d from rank %d: already there with "
+      "other contents",
+      parameter, id.slice, id.rank));
 }
 
 void InitialValues::Written(const SliceId& id, std::uint64_t digest) {

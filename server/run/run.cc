@@ -17,9 +17,8 @@ absl::Status Refused(const std::string& run, const absl::Status& status) {
 }
 
 bool WantsMuon(const RunSpec& spec) {
-  return std::any_of(spec.groups.begin(), spec.groups.end(), [](const GroupSpec& group) {
-    return group.algorithm != Algorithm::kAdamW;
-  });
+  return std::any_of(spec.groups.begin(), spec.groups.end(),
+                     [](const GroupSpec& group) { return group.algorithm != Algorithm::kAdamW; });
 }
 
 }  // namespace
@@ -91,8 +90,8 @@ void Run::OpenMetrics() {
   for (std::size_t i = 0; i < group_names_.size(); ++i) {
     groups.push_back(counts[group_names_[i]]);
     metrics_->SetLearningRate(static_cast<int>(i), spec().groups[i].algorithm == Algorithm::kAdamW
-                                         ? spec().groups[i].adamw.lr
-                                         : spec().groups[i].muon.lr);
+                                                       ? spec().groups[i].adamw.lr
+                                                       : spec().groups[i].muon.lr);
   }
   metrics_->SetParameters(groups);
   metrics_->SetState(RunState::kOpening);
@@ -120,15 +119,16 @@ absl::Status Run::CheckOpen(std::int64_t generation) const {
   if (!stopped_.ok()) return stopped_;
   const std::int64_t now = machine_ == nullptr ? 1 : machine_->generation();
   if (generation == now) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "run \"%s\": generation %d is not the current one, %d: register again", name(), generation, now));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("run \"%s\": generation %d is not the current one, %d: register again",
+                      name(), generation, now));
 }
 
 absl::StatusOr<SliceId> Run::Resolve(const SliceAddress& address) const {
   const int parameter = registry_.Find(address.parameter);
   if (parameter < 0) {
-    return absl::NotFoundError(absl::StrFormat("run \"%s\": parameter \"%s\" is not registered", name(),
-                                               address.parameter));
+    return absl::NotFoundError(absl::StrFormat("run \"%s\": parameter \"%s\" is not registered",
+                                               name(), address.parameter));
   }
   const auto joined = registry_.joined_ranks();
   if (std::find(joined.begin(), joined.end(), address.rank) == joined.end()) {
@@ -143,9 +143,9 @@ absl::StatusOr<SliceId> Run::Resolve(const SliceAddress& address) const {
           absl::StrFormat("parameter \"%s\": is the same tensor as \"%s\": send that one",
                           address.parameter, spec().parameters[holder].name));
     }
-    return absl::NotFoundError(absl::StrFormat(
-        "parameter \"%s\": rank %d registered %d slices, there is no slice %d", address.parameter,
-        address.rank, count, address.slice));
+    return absl::NotFoundError(
+        absl::StrFormat("parameter \"%s\": rank %d registered %d slices, there is no slice %d",
+                        address.parameter, address.rank, count, address.slice));
   }
   return SliceId{parameter, address.rank, address.slice, address.micro_batch};
 }
@@ -213,13 +213,15 @@ void Run::WriteInitial(const OpenSlice& slice, const ArrivalCallback& done) {
       metrics_->OnDuplicateRequest();
     }
     status = arrival.status();
-    if (status.ok() && *arrival == InitialValues::Arrival::kNew) status = CheckInitial(slice.generation);
-    else if (status.ok()) return done(SliceArrival::kDuplicate);
+    if (status.ok() && *arrival == InitialValues::Arrival::kNew)
+      status = CheckInitial(slice.generation);
+    else if (status.ok())
+      return done(SliceArrival::kDuplicate);
   }
   if (status.ok()) {
-    status = engine_->WriteInitial(slice.id.parameter,
-                                   registry_.SlicesOf(slice.id.parameter, slice.id.rank)[slice.id.slice],
-                                   slice.memory->data(), slice.receiver->dtype());
+    status = engine_->WriteInitial(
+        slice.id.parameter, registry_.SlicesOf(slice.id.parameter, slice.id.rank)[slice.id.slice],
+        slice.memory->data(), slice.receiver->dtype());
   }
   if (!status.ok()) return done(status);
   bool all = false;

@@ -1,8 +1,8 @@
 // One run on this daemon: the order of things, and the only lock.
 //
-// gRPC's threads call in; every call takes the run's mutex for a short, pure piece of work (registry,
-// step machine), hands what must be computed to the executor in that order, and returns or is
-// answered later by a callback. The executor's thread is the only one that touches optimizer
+// gRPC's threads call in; every call takes the run's mutex for a short, pure piece of work
+// (registry, step machine), hands what must be computed to the executor in that order, and returns
+// or is answered later by a callback. The executor's thread is the only one that touches optimizer
 // state and comes back through the same mutex. Callbacks run without the lock.
 //
 // All methods are thread-safe. Statuses are those of docs/protocol.md's table; their messages name
@@ -45,8 +45,7 @@ struct RunContext {
   RegistryLimits limits;
 };
 
-using OutcomeCallback =
-    std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
+using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
 using StatusCallback = std::function<void(const absl::Status&)>;
 
 // Which slice a stream sends, as the trainer names it.
@@ -129,13 +128,13 @@ class Run : public std::enable_shared_from_this<Run> {
   void WaiterGone(std::uint64_t waiter);
 
   // -- Reading
-  // Resolves what a Pull asks for; `slices` empty: the rank's own. FAILED_PRECONDITION for a version
-  // that is not the current one.
+  // Resolves what a Pull asks for; `slices` empty: the rank's own. FAILED_PRECONDITION for a
+  // version that is not the current one.
   absl::StatusOr<std::vector<PullSlice>> CheckPull(std::int64_t rank, std::int64_t generation,
                                                    std::int64_t version, const RankSlices& slices,
                                                    bool master) const;
-  // Reads elements [first, first + count) of the slice into `out`, which lives until `done`. ABORTED
-  // when the version has passed meanwhile: a pull never mixes two.
+  // Reads elements [first, first + count) of the slice into `out`, which lives until `done`.
+  // ABORTED when the version has passed meanwhile: a pull never mixes two.
   void Read(const PullSlice& slice, std::int64_t version, std::int64_t first, std::int64_t count,
             void* out, StatusCallback done);
 

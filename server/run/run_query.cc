@@ -12,7 +12,9 @@
 namespace muond {
 namespace {
 
-std::string Hex(XXH128_hash_t hash) { return absl::StrFormat("%016x%016x", hash.high64, hash.low64); }
+std::string Hex(XXH128_hash_t hash) {
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
 
 // Step counter, loss-scaler state and generation: what a skipped step does change.
 std::string ControlDigest(const StepMachine* machine) {
@@ -21,7 +23,7 @@ std::string ControlDigest(const StepMachine* machine) {
   struct {
     std::int64_t generation, next_step, good_steps, hysteresis_left, overflows_at_minimum;
     double scale;
-  } control = {machine->generation(), machine->next_step(),      scaler.good_steps,
+  } control = {machine->generation(),  machine->next_step(),        scaler.good_steps,
                scaler.hysteresis_left, scaler.overflows_at_minimum, scaler.scale};
   return Hex(XXH3_128bits(&control, sizeof(control)));
 }
@@ -29,15 +31,15 @@ std::string ControlDigest(const StepMachine* machine) {
 }  // namespace
 
 absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::int64_t generation,
-                                                      std::int64_t version, const RankSlices& slices,
-                                                      bool master) const {
+                                                      std::int64_t version,
+                                                      const RankSlices& slices, bool master) const {
   std::lock_guard lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   if (!running_) return NotRunning(rank);
   if (version != machine_->version()) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "run \"%s\": pull of version %d: the parameters are at version %d", name(), version,
-        machine_->version()));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("run \"%s\": pull of version %d: the parameters are at version %d", name(),
+                        version, machine_->version()));
   }
   std::vector<PullSlice> result;
   auto add = [&](int parameter, const Box& box, std::int64_t slice) {
@@ -55,8 +57,8 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
   for (const auto& [name, boxes] : slices) {
     const int parameter = registry_.Find(name);
     if (parameter < 0) {
-      return absl::NotFoundError(absl::StrFormat("run \"%s\": pull: parameter \"%s\" is not registered",
-                                                 this->name(), name));
+      return absl::NotFoundError(absl::StrFormat(
+          "run \"%s\": pull: parameter \"%s\" is not registered", this->name(), name));
     }
     for (std::size_t s = 0; s < boxes.size(); ++s) {
       if (absl::Status valid = ValidateBox(boxes[s], *spec().parameters[parameter].shape);
@@ -80,9 +82,9 @@ void Run::Read(const PullSlice& slice, std::int64_t version, std::int64_t first,
       std::lock_guard lock(self->mutex_);
       status = self->stopped_;
       if (status.ok() && self->machine_->version() != version) {
-        status = absl::AbortedError(absl::StrFormat(
-            "run \"%s\": pull of version %d: version %d has replaced it", self->name(), version,
-            self->machine_->version()));
+        status = absl::AbortedError(
+            absl::StrFormat("run \"%s\": pull of version %d: version %d has replaced it",
+                            self->name(), version, self->machine_->version()));
       }
     }
     if (status.ok()) {
@@ -161,7 +163,8 @@ void Run::Describe(std::vector<std::string> names,
     wanted.push_back(parameter);
   }
   if (names.empty()) {
-    for (std::size_t i = 0; i < spec().parameters.size(); ++i) wanted.push_back(static_cast<int>(i));
+    for (std::size_t i = 0; i < spec().parameters.size(); ++i)
+      wanted.push_back(static_cast<int>(i));
   }
   context_.executor->Post([self = shared_from_this(), wanted, done] {
     HyperparametersByGroup muon, adamw;
@@ -181,8 +184,9 @@ void Run::Describe(std::vector<std::string> names,
       snapshot.t = state.t;
       snapshot.momentum_norm = std::sqrt(state.momentum_scan.sum_squares);
       snapshot.weight_norm = std::sqrt(state.weight_scan.sum_squares);
-      snapshot.nonfinite_elements = static_cast<std::int64_t>(
-          state.weight_scan.nonfinite + state.momentum_scan.nonfinite + state.exp_avg_sq_scan.nonfinite);
+      snapshot.nonfinite_elements =
+          static_cast<std::int64_t>(state.weight_scan.nonfinite + state.momentum_scan.nonfinite +
+                                    state.exp_avg_sq_scan.nonfinite);
       const auto& values = state.muon() ? muon : adamw;
       const auto found = values.find(state.group->name);
       snapshot.hyperparameters = found != values.end() ? found->second
@@ -230,19 +234,20 @@ void Run::PublishHealth(const CommitReport& report) {
     if (const auto found = report.groups.find(group_names_[i]); found != report.groups.end()) {
       const CommitReport::Group& facts = found->second;
       metrics_->OnGroupCommit(static_cast<int>(i), {.calls = facts.ns_ok + facts.ns_nonfinite,
-                                      .zero_inputs = facts.ns_zero,
-                                      .fallbacks = facts.ns_fallback,
-                                      .diverged = facts.ns_fallback,
-                                      .nonfinite = facts.ns_nonfinite,
-                                      .updates = facts.updates});
+                                                    .zero_inputs = facts.ns_zero,
+                                                    .fallbacks = facts.ns_fallback,
+                                                    .diverged = facts.ns_fallback,
+                                                    .nonfinite = facts.ns_nonfinite,
+                                                    .updates = facts.updates});
     }
   }
   metrics_->SetNorms(norms);
   totals_.momentum_norm = std::sqrt(muon_sum);
-  const std::pair<StepPhase, double> phases[] = {{StepPhase::kMomentum, report.momentum_seconds},
-                                                 {StepPhase::kNewtonSchulz, report.newton_schulz_seconds},
-                                                 {StepPhase::kApply, report.apply_seconds},
-                                                 {StepPhase::kAdamW, report.adamw_seconds}};
+  const std::pair<StepPhase, double> phases[] = {
+      {StepPhase::kMomentum, report.momentum_seconds},
+      {StepPhase::kNewtonSchulz, report.newton_schulz_seconds},
+      {StepPhase::kApply, report.apply_seconds},
+      {StepPhase::kAdamW, report.adamw_seconds}};
   for (const auto& [phase, seconds] : phases) {
     if (seconds > 0) context_.metrics->ObservePhase(phase, absl::Seconds(seconds));
   }

@@ -41,9 +41,10 @@ absl::Status Run::NotRunning(std::int64_t rank) const {
                         absl::StrJoin(registry_.missing_ranks(), ", ")));
   }
   if (initial_.MissingFrom(rank)) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "run \"%s\": rank %d begins a step before its initial values are there: initialize \"%s\" first",
-        name(), rank, absl::StrJoin(initial_.MissingNames(8), "\", \"")));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("run \"%s\": rank %d begins a step before its initial values are there: "
+                        "initialize \"%s\" first",
+                        name(), rank, absl::StrJoin(initial_.MissingNames(8), "\", \"")));
   }
   return absl::UnavailableError(
       absl::StrFormat("run \"%s\": opening: waiting for initial values of \"%s\" from other ranks",
@@ -152,7 +153,8 @@ absl::StatusOr<SliceArrival> Run::CloseGradient(const OpenSlice& slice) {
     gradient_slices_.Drop(slice.id, slice.receiver.get());
     if (arrival.ok() && *arrival == StepMachine::Arrival::kAccepted) settled_layers_.insert(layer);
     Carry(effects, after);
-    if (arrival.ok() && *arrival == StepMachine::Arrival::kDuplicate) metrics_->OnDuplicateRequest();
+    if (arrival.ok() && *arrival == StepMachine::Arrival::kDuplicate)
+      metrics_->OnDuplicateRequest();
     PublishProgress();
   }
   CallAll(after);

@@ -18,8 +18,8 @@ class RunTable {
   RunTable(const RunContext& context, std::int64_t runs_max)
       : context_(context), runs_max_(runs_max) {}
 
-  // Joins a rank to the run of that name, which is made from the spec when there is none; a run that
-  // its first rank could not join is not kept. RESOURCE_EXHAUSTED when the daemon has runs_max
+  // Joins a rank to the run of that name, which is made from the spec when there is none; a run
+  // that its first rank could not join is not kept. RESOURCE_EXHAUSTED when the daemon has runs_max
   // already, UNAVAILABLE while it drains, else the errors of Run::Create and Run::Join.
   struct Joined {
     std::shared_ptr<Run> run;

@@ -31,13 +31,13 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header, absl::string_view
   if (!revoked_.ok()) return revoked_;
   if (header.dtype != dtype_) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: expected elements of %s, got %s", object_,
-        std::string(kernels::DtypeName(dtype_)), std::string(kernels::DtypeName(header.dtype))));
+        "%s: expected elements of %s, got %s", object_, std::string(kernels::DtypeName(dtype_)),
+        std::string(kernels::DtypeName(header.dtype))));
   }
   if (payload.size() % size != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: chunk at element %d: expected whole elements of %d bytes, got %d bytes",
-                        object_, header.offset, size, payload.size()));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: chunk at element %d: expected whole elements of %d bytes, got %d bytes", object_,
+        header.offset, size, payload.size()));
   }
   const std::int64_t count = static_cast<std::int64_t>(payload.size()) / size;
   if (header.offset != next_) {
@@ -45,23 +45,22 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header, absl::string_view
                                                       object_, next_, header.offset));
   }
   if (count > elements_ - next_) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: expected %d bytes, got at least %d", object_, elements_ * size,
-                        (next_ + count) * size));
+    return absl::InvalidArgumentError(absl::StrFormat("%s: expected %d bytes, got at least %d",
+                                                      object_, elements_ * size,
+                                                      (next_ + count) * size));
   }
   const std::uint32_t crc = Crc32c(payload.data(), payload.size());
   if (crc != header.crc32c) {
     return absl::DataLossError(
-        absl::StrFormat("%s: chunk at element %d: payload has crc32c %08x, header says %08x", object_,
-                        header.offset, crc, header.crc32c));
+        absl::StrFormat("%s: chunk at element %d: payload has crc32c %08x, header says %08x",
+                        object_, header.offset, crc, header.crc32c));
   }
   XXH3_64bits_update(hash_.get(), payload.data(), payload.size());
   if (target_.base != nullptr) {
-    ForEachRun(box_, target_.shape, next_, count,
-               [&](std::int64_t at, std::int64_t from, std::int64_t n) {
-                 std::memcpy(target_.base + at * size, payload.data() + (from - next_) * size,
-                             n * size);
-               });
+    ForEachRun(
+        box_, target_.shape, next_, count, [&](std::int64_t at, std::int64_t from, std::int64_t n) {
+          std::memcpy(target_.base + at * size, payload.data() + (from - next_) * size, n * size);
+        });
   }
   next_ += count;
   return absl::OkStatus();
@@ -87,8 +86,8 @@ absl::Status SliceReceiver::CheckComplete() const {
   const std::int64_t got = received();
   if (got == elements_) return absl::OkStatus();
   const std::int64_t size = static_cast<std::int64_t>(DtypeBytes(dtype_));
-  return absl::InvalidArgumentError(absl::StrFormat("%s: expected %d bytes, got %d", object_,
-                                                    elements_ * size, got * size));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: expected %d bytes, got %d", object_, elements_ * size, got * size));
 }
 
 std::uint64_t SliceReceiver::digest() const {

@@ -1,6 +1,6 @@
-// One slice on its way in: chunks of any size, ascending, each with its checksum, copied straight to
-// their place in a whole tensor. Every data path that brings bytes ends here, so that order, cover,
-// sizes and digests are judged in one place.
+// One slice on its way in: chunks of any size, ascending, each with its checksum, copied straight
+// to their place in a whole tensor. Every data path that brings bytes ends here, so that order,
+// cover, sizes and digests are judged in one place.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,9 @@ struct SliceTarget {
 
 // What a chunk says of itself.
 struct ChunkHeader {
-  std::int64_t offset = 0;     // first element in the row-major slice
+  std::int64_t offset = 0;  // first element in the row-major slice
   Dtype dtype = Dtype::kF32;
-  std::uint32_t crc32c = 0;    // of the payload
+  std::uint32_t crc32c = 0;  // of the payload
 };
 
 class SliceReceiver {
@@ -37,8 +37,9 @@ class SliceReceiver {
   SliceReceiver(std::string object, Box box, Dtype dtype, SliceTarget target);
 
   // Thread rule: any thread; a receiver that was revoked refuses with the reason.
-  // INVALID_ARGUMENT for another dtype, a hole or a step back, more elements than the slice has or a
-  // torn element; DATA_LOSS for a payload that does not have its checksum. Nothing is copied then.
+  // INVALID_ARGUMENT for another dtype, a hole or a step back, more elements than the slice has or
+  // a torn element; DATA_LOSS for a payload that does not have its checksum. Nothing is copied
+  // then.
   absl::Status Receive(const ChunkHeader& header, absl::string_view payload);
 
   // The stream that feeds this receiver may not write again: it gets `why`, behind the object. A

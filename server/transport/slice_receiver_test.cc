@@ -111,7 +111,8 @@ TEST_F(SliceReceiverTest, ACorruptedChunkIsDataLossAndTouchesNothing) {
   auto receiver = Make(box_);
   absl::string_view payload(reinterpret_cast<const char*>(slice_.data()), 24);
   const std::uint32_t wrong = Crc32c(payload.data(), payload.size()) ^ 1;
-  EXPECT_EQ(receiver->Receive({0, Dtype::kF32, wrong}, payload).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(receiver->Receive({0, Dtype::kF32, wrong}, payload).code(),
+            absl::StatusCode::kDataLoss);
   EXPECT_EQ(tensor_, std::vector<float>(kRows * kCols, -1.0f));
   EXPECT_TRUE(Send(*receiver, 0, 6).ok());
 }

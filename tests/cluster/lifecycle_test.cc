@@ -163,9 +163,9 @@ TEST(Lifecycle, CallsEqualMatricesTimesAppliedSteps) {
   EXPECT_EQ(status.muon_matrices(), 3);
   EXPECT_EQ(status.steps_applied(), 4);
   EXPECT_EQ(status.newton_schulz_calls(), status.muon_matrices() * status.steps_applied());
-  EXPECT_EQ(
-      ParseExposition(service->Metrics()).at("muond_ns_calls_total{group=\"muon\",run=\"run\"}"),
-      12);
+  EXPECT_EQ(ParseExposition(service->Metrics())
+                .at("muond_newton_schulz_calls_total{group=\"muon\",run=\"run\"}"),
+            12);
 }
 
 TEST(Lifecycle, HealthIsServedWhileItRuns) {

@@ -24,10 +24,11 @@ namespace {
 struct Flags {
   std::string endpoint, text, out = ".", run = "char-lm";
   std::vector<std::string> held_out = {"Ruth", "Mark", "Rom"};
-  std::vector<double> muon_lrs = {0.004, 0.008, 0.016, 0.032, 0.064};
-  std::vector<double> adamw_lrs = {0.002, 0.004, 0.008, 0.016, 0.032};
-  std::int64_t steps = 2000;
-  std::int64_t sweep_steps = 400;
+  // The same for both: Muon's updates are scaled to the size of AdamW's.
+  std::vector<double> muon_lrs = {0.003, 0.006, 0.012, 0.024, 0.048};
+  std::vector<double> adamw_lrs = {0.003, 0.006, 0.012, 0.024, 0.048};
+  std::int64_t steps = 1500;
+  std::int64_t sweep_steps = 300;
   bool keep = false;
   TrainSettings settings;
 };

@@ -22,7 +22,7 @@ const char* OptimizerName(Optimizer optimizer);  // "muon", "adamw": keys of sum
 // The same for every run of one comparison.
 struct TrainSettings {
   ModelShape shape;  // vocabulary: the corpus's
-  std::int64_t batch = 256;
+  std::int64_t batch = 1024;
   std::uint64_t seed = 1;
   std::int64_t validation_examples = 16384;  // evenly spaced over the held-out text
   double initial_loss_scale = 65536;
