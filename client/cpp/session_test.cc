@@ -291,6 +291,13 @@ TEST(SessionOverTcp, ControlAndBulkHaveConnectionsOfTheirOwn) {
   EXPECT_NE(peers["Push"], peers["Finish"]);
   EXPECT_EQ(peers["Push"], peers["Pull"]);
   EXPECT_EQ(peers["Begin"], peers["Finish"]);
+  // Nor do two sessions of one process share any.
+  const auto first = peers;
+  auto second = Session::Open(Spec(kElements), 0, Slices(kElements), options);
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_TRUE((*second)->Step({.loss_scale = 0}, source).ok());
+  EXPECT_NE(peers["Push"], first.at("Push"));
+  EXPECT_NE(peers["Finish"], first.at("Finish"));
 }
 
 }  // namespace

@@ -24,8 +24,10 @@
 namespace muond {
 namespace {
 
-// Room for the fields of a chunk beside its payload.
-constexpr std::int64_t kHeaderBytes = 64 << 10;
+// A registration of a hundred thousand parameters takes some tens of megabytes; a chunk's own limit
+// is checked where its parameter can be named.
+constexpr std::int64_t kMessageBytesMax = 64 << 20;
+constexpr std::int64_t kHeaderBytes = 64 << 10;  // the fields of a chunk beside its payload
 constexpr char kUnixPrefix[] = "unix:";
 
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ServiceOptions& options,
@@ -134,7 +136,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     }
   }
   builder.RegisterService(service.get());
-  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_chunk_bytes + kHeaderBytes));
+  builder.SetMaxReceiveMessageSize(static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

@@ -111,6 +111,7 @@ absl::StatusOr<Registry> Registry::Create(RunSpec spec, const RegistryLimits& li
                          "bytes of optimizer state and staged gradients", bytes,
                          limits.run_bytes_max, "--max-run-bytes");
   }
+  registry.run_bytes_ = bytes;
   registry.spec_ = std::move(spec);
   registry.slices_per_rank_max_ = limits.slices_per_rank_max;
   for (std::size_t i = 0; i < registry.spec_.parameters.size(); ++i) {

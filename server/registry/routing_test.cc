@@ -281,6 +281,7 @@ TEST(Ties, ConflictsNameBothAndTheField) {
       "conflicts with [8, 4]");
   refused([](ParameterSpec* p) { p->dtype = Dtype::kBF16; }, "dtype bf16 conflicts with f32");
   refused([](ParameterSpec* p) { p->group = "h"; }, "group \"h\" conflicts with \"g\"");
+  refused([](ParameterSpec* p) { p->replicated = true; }, "replicated");
   refused([](ParameterSpec* p) { p->tie_reduction = TieReduction::kSame; },
           "tie_reduction same conflicts with sum");
   ParameterSpec a = Tensor("a", {4, 4});

@@ -8,6 +8,12 @@ namespace muond {
 
 absl::StatusOr<std::optional<OpenSlice>> IncomingSlices::Take(const v1::Chunk& chunk,
                                                               const Opener& open) {
+  if (static_cast<std::int64_t>(chunk.data().size()) > max_chunk_bytes_) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("parameter \"%s\": chunk at element %d: %d bytes, at most %d are accepted "
+                        "(--max-chunk-bytes)",
+                        chunk.parameter(), chunk.offset(), chunk.data().size(), max_chunk_bytes_));
+  }
   const Key key{chunk.parameter(), chunk.slice(), chunk.micro_batch()};
   auto found = open_.find(key);
   Dtype dtype = Dtype::kF32;

@@ -19,13 +19,15 @@ class IncomingSlices {
  public:
   using Opener = std::function<absl::StatusOr<OpenSlice>(const SliceAddress&, Dtype)>;
 
-  void Use(std::shared_ptr<Run> run, std::int64_t rank) {
+  void Use(std::shared_ptr<Run> run, std::int64_t rank, std::int64_t max_chunk_bytes) {
     run_ = std::move(run);
     rank_ = rank;
+    max_chunk_bytes_ = max_chunk_bytes;
   }
 
   // Takes a chunk: opens its slice if this stream has not yet, and copies the payload. Returns the
-  // slice once it is complete, nothing while more of it is to come.
+  // slice once it is complete, nothing while more of it is to come. RESOURCE_EXHAUSTED for a payload
+  // above the daemon's limit.
   absl::StatusOr<std::optional<OpenSlice>> Take(const v1::Chunk& chunk, const Opener& open);
 
   // The stream ended: INVALID_ARGUMENT naming the first slice that is not complete.
@@ -37,6 +39,7 @@ class IncomingSlices {
   using Key = std::tuple<std::string, std::int64_t, std::int64_t>;  // parameter, slice, micro-batch
   std::shared_ptr<Run> run_;
   std::int64_t rank_ = 0;
+  std::int64_t max_chunk_bytes_ = 0;
   std::map<Key, OpenSlice> open_;
 };
 

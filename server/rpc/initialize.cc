@@ -38,7 +38,7 @@ class InitializeStream final : public grpc::ServerReadReactor<v1::InitializeRequ
       if (!run.ok()) return run.status();
       run_ = *std::move(run);
       generation_ = request_.id().generation();
-      slices_.Use(run_, request_.rank());
+      slices_.Use(run_, request_.rank(), rpc_.max_chunk_bytes);
     }
     // A rank that holds nothing sends one message without a chunk: who opened the stream.
     if (!request_.has_chunk()) return absl::OkStatus();

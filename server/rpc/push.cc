@@ -35,7 +35,7 @@ class PushStream final : public grpc::ServerReadReactor<v1::PushRequest> {
       generation_ = request_.id().generation();
       step_ = request_.step();
       rank_ = request_.rank();
-      slices_.Use(run_, rank_);
+      slices_.Use(run_, rank_, rpc_.max_chunk_bytes);
     }
     // A rank that holds nothing sends one message without a chunk: who opened the stream.
     if (!request_.has_chunk()) return absl::OkStatus();

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/check.h"
+#include "server/run/free_memory.h"
 #include "server/run/registry_layout.h"
 
 namespace muond {
@@ -14,6 +15,17 @@ namespace {
 
 absl::Status Refused(const std::string& run, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrFormat("run \"%s\": %s", run, status.message()));
+}
+
+// Without a limit of the operator's the machine's free memory is one: a run that could never be
+// filled must not get the daemon killed with all its other runs.
+absl::Status CheckFree(const std::string& name, const Registry& registry) {
+  const std::int64_t free = FreeMemoryBytes();
+  if (free == 0 || registry.run_bytes() <= free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("run \"%s\": needs %d bytes of optimizer state and staged gradients, the "
+                      "machine has %d free",
+                      name, registry.run_bytes(), free));
 }
 
 bool WantsMuon(const RunSpec& spec) {
@@ -34,6 +46,7 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
   }
   auto registry = Registry::Create(std::move(spec), context.limits);
   if (!registry.ok()) return Refused(name, registry.status());
+  if (context.limits.run_bytes_max == 0) MUOND_RETURN_IF_ERROR(CheckFree(name, *registry));
   std::shared_ptr<Run> run(new Run(*std::move(registry), context));
   auto engine = Engine::Create(*context.backend, run->registry_.spec(), run->registry_.routing(),
                                context.faults);

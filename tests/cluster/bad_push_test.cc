@@ -138,7 +138,7 @@ const std::vector<Case> kPushCases = {
      [](Bench& bench) { return bench.trainer.Push(9, {bench.Good("p", 0)}).status(); }},
     {"PushMessageBeyondTheLimit",
      StatusCode::kResourceExhausted,
-     {"larger than max"},
+     {"parameter \"p\"", "5242880 bytes", "--max-chunk-bytes"},
      [](Bench& bench) { return bench.Push({ChunkOf("p", 0, 0, std::string(5 << 20, 'x'))}); }},
     {"PushVeryLongName",
      StatusCode::kNotFound,

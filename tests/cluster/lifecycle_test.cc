@@ -149,6 +149,18 @@ TEST(Lifecycle, ARunBeyondTheMemoryLimitIsRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--max-run-bytes"));
 }
 
+TEST(Lifecycle, ARunLargerThanTheMachineIsRefusedBeforeAnythingIsAllocated) {
+  const auto service = StartService({.threads = 1});
+  RunSpec spec = SpecOf({});
+  for (int i = 0; i < 4096; ++i) spec.parameters.push_back(Vector("v" + std::to_string(i), 1 << 28));
+  RawTrainer trainer(*service, "run");
+  const absl::Status status =
+      trainer.Register(trainer.RegisterRequestOf(spec, CutOf(spec, {}, 0))).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the machine has"));
+  EXPECT_TRUE(TestRun(*service, Spec("run")).Step(NoiseFor(Spec("run"), 1)).applied);
+}
+
 TEST(Lifecycle, CallsEqualMatricesTimesAppliedSteps) {
   const auto service = StartService();
   RunSpec spec = SpecOf({Matrix("a", 3, 3), Matrix("b", 2, 5), Matrix("c", 5, 2), Vector("p", 4)});

@@ -63,10 +63,11 @@ std::string VerdictText(const Report& report) {
   const std::int64_t fewer = verdict.steps - verdict.reached_at;
   return absl::StrFormat(
       "  %s is ahead by %.4f nats/char: at step %d of %d it had what %s ended with (%d steps "
-      "fewer, %.0f %%)\n",
+      "fewer, %.0f %%; seed %d)\n",
       muon ? "muon with adamw" : "adamw alone", verdict.margin, verdict.reached_at, verdict.steps,
       muon ? "adamw alone" : "muon with adamw", fewer,
-      100.0 * static_cast<double>(fewer) / static_cast<double>(verdict.steps));
+      100.0 * static_cast<double>(fewer) / static_cast<double>(verdict.steps),
+      report.settings.seed);
 }
 
 absl::Status WriteFile(const std::string& path, const std::string& content) {

@@ -67,7 +67,7 @@ TEST_F(ReportTest, TableSaysWhatHappenedAndWhoIsAhead) {
   EXPECT_THAT(table, HasSubstr("Newton-Schulz calls 6 = 2 matrices x 3 applied steps"));
   EXPECT_THAT(table, HasSubstr("loss scale 1024 x1, 512 x3"));
   EXPECT_THAT(table, HasSubstr("muon with adamw is ahead by 0.5000 nats/char: at step 2 of 4 it "
-                               "had what adamw alone ended with (2 steps fewer, 50 %)"));
+                               "had what adamw alone ended with (2 steps fewer, 50 %; seed 1)"));
 }
 
 TEST_F(ReportTest, CsvHasALineForEachPoint) {
