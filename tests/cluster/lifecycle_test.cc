@@ -151,8 +151,9 @@ TEST(Lifecycle, ARunBeyondTheMemoryLimitIsRefusedByName) {
 
 TEST(Lifecycle, ARunLargerThanTheMachineIsRefusedBeforeAnythingIsAllocated) {
   const auto service = StartService({.threads = 1});
-  RunSpec spec = SpecOf({});
-  for (int i = 0; i < 4096; ++i) spec.parameters.push_back(Vector("v" + std::to_string(i), 1 << 28));
+  std::vector<ParameterSpec> parameters;
+  for (int i = 0; i < 4096; ++i) parameters.push_back(Vector("v" + std::to_string(i), 1 << 28));
+  const RunSpec spec = SpecOf(parameters);
   RawTrainer trainer(*service, "run");
   const absl::Status status =
       trainer.Register(trainer.RegisterRequestOf(spec, CutOf(spec, {}, 0))).status();
