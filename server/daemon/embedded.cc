@@ -136,7 +136,8 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     }
   }
   builder.RegisterService(service.get());
-  builder.SetMaxReceiveMessageSize(static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));
+  builder.SetMaxReceiveMessageSize(
+      static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

@@ -26,8 +26,8 @@ class IncomingSlices {
   }
 
   // Takes a chunk: opens its slice if this stream has not yet, and copies the payload. Returns the
-  // slice once it is complete, nothing while more of it is to come. RESOURCE_EXHAUSTED for a payload
-  // above the daemon's limit.
+  // slice once it is complete, nothing while more of it is to come. RESOURCE_EXHAUSTED for a
+  // payload above the daemon's limit.
   absl::StatusOr<std::optional<OpenSlice>> Take(const v1::Chunk& chunk, const Opener& open);
 
   // The stream ended: INVALID_ARGUMENT naming the first slice that is not complete.
