@@ -142,7 +142,7 @@ TEST(Convert, RefusesBadGroups) {
           "group \"g\": algorithm: unknown value 3");
   refused([](auto* g) { g->mutable_adamw(); }, "group \"g\": eps: expected a finite number > 0");
   refused([](auto* g) { g->mutable_muon()->set_lr(kNan); },
-          "lr: expected a finite number >= 0, got nan (of muon)");
+          "lr: expected a number from 0 to 1e30, got nan (of muon)");
   refused([](auto* g) { g->mutable_muon()->set_momentum(1); }, "momentum");
   refused([](auto* g) { g->set_norm_floor(kInf); },
           "norm_floor: expected a finite number >= 0, got inf");

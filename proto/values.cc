@@ -173,6 +173,9 @@ std::string_view SkipCauseName(SkipCause cause) {
   return "unknown";
 }
 
+// Far above any use, far below where products of rates and fp32 state would leave fp64.
+constexpr double kRateMax = 1e30;
+
 absl::Status ValidateHyperparameters(const std::string& group, const Hyperparameters& value) {
   const auto refuse = [&group](const char* field, double got, const char* range) {
     return absl::InvalidArgumentError(
@@ -185,8 +188,8 @@ absl::Status ValidateHyperparameters(const std::string& group, const Hyperparame
     decays[] = {{"momentum", value.momentum}, {"beta1", value.beta1}, {"beta2", value.beta2}};
   // Written so that NaN, which compares false with everything, is refused.
   for (const auto& rate : rates) {
-    if (!(std::isfinite(rate.value) && rate.value >= 0)) {
-      return refuse(rate.name, rate.value, "a finite number >= 0");
+    if (!(rate.value >= 0 && rate.value <= kRateMax)) {
+      return refuse(rate.name, rate.value, "a number from 0 to 1e30");
     }
   }
   for (const auto& decay : decays) {

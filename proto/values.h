@@ -131,7 +131,7 @@ struct Hyperparameters {
 };
 
 // INVALID_ARGUMENT naming the group, the field and the value unless every field is finite and in
-// range: lr >= 0, weight_decay >= 0, 0 <= momentum, beta1, beta2 < 1, eps > 0.
+// range: 0 <= lr, weight_decay <= 1e30, 0 <= momentum, beta1, beta2 < 1, eps > 0.
 absl::Status ValidateHyperparameters(const std::string& group, const Hyperparameters& value);
 
 // What is fixed for the life of a run, per group.
@@ -151,7 +151,7 @@ struct GroupSpec {
   double norm_floor = 0;
   ShapeFactor shape_factor = ShapeFactor::kOriginal;
   double extra_factor = 1.0;
-  WeightDecayForm weight_decay_form = WeightDecayForm::kDecoupled;
+  WeightDecayForm weight_decay_form = WeightDecayForm::kDecoupled;  // Muon's; AdamW's never changes
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
 };
 

@@ -138,9 +138,10 @@ TEST(ValidateHyperparameters, NamesGroupFieldAndValue) {
     Hyperparameters value;
     const char* says;
   } cases[] = {
-      {{.lr = -1}, "group \"g\": lr: expected a finite number >= 0, got -1"},
-      {{.lr = nan}, "lr: expected a finite number >= 0, got nan"},
-      {{.weight_decay = inf}, "weight_decay: expected a finite number >= 0, got inf"},
+      {{.lr = -1}, "group \"g\": lr: expected a number from 0 to 1e30, got -1"},
+      {{.lr = nan}, "lr: expected a number from 0 to 1e30, got nan"},
+      {{.lr = 1e300}, "lr: expected a number from 0 to 1e30, got 1e+300"},
+      {{.weight_decay = inf}, "weight_decay: expected a number from 0 to 1e30, got inf"},
       {{.momentum = 1}, "momentum: expected 0 <= value < 1, got 1"},
       {{.momentum = nan}, "momentum"},
       {{.beta1 = -0.1}, "beta1"},

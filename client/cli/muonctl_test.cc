@@ -158,7 +158,7 @@ TEST_F(MuonctlTest, HealthIsAnExitCode) {
 TEST_F(MuonctlTest, HealthOfARunThatFailed) {
   daemon_.AddRun("demo");
   EXPECT_EQ(Run({"health", "--run", "demo"}), 0);
-  daemon_.runs[0].set_momentum_nonfinite(1);
+  daemon_.runs[0].set_state_nonfinite(1);
   EXPECT_EQ(Run({"health", "--run", "demo"}), 3);
   EXPECT_THAT(out(), HasSubstr("run \"demo\": its state holds non-finite elements"));
   EXPECT_EQ(Run({"health", "--run", "other"}), 1);

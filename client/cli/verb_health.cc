@@ -13,7 +13,7 @@ namespace {
 // Why a run is not well; empty when it is.
 std::string Complaint(const v1::RunStatus& run) {
   if (run.position().state() == v1::RUN_STATE_FAILED) return "failed: " + run.failure();
-  if (run.momentum_nonfinite() > 0) return "its state holds non-finite elements";
+  if (run.state_nonfinite() > 0) return "its state holds non-finite elements";
   return "";
 }
 

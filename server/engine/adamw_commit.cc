@@ -13,7 +13,7 @@ kernels::AdamWRule AdamWRuleOf(const GroupSpec& group, const Hyperparameters& no
           .beta1 = now.beta1,
           .beta2 = now.beta2,
           .eps = now.eps,
-          .decay = DecayFactor(group, now),
+          .decay = 1.0 - now.lr * now.weight_decay,
           .t = t,
           .gradient_scale = gradient_scale};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <thread>
@@ -80,11 +81,13 @@ absl::Status Engine::AllocateState(int parameter) {
     if (!state.exp_avg_sq.ok()) return OutOfMemory(*state.spec, "second moment", bytes);
     state_bytes_ += bytes;
   }
-  state.shape_factor_max = 0;
+  state.update_element_max = 0;
   for (const MatrixBlock& block : state.routed->matrices) {
-    state.shape_factor_max = std::max(
-        state.shape_factor_max, ShapeFactorOf(state.group->shape_factor, state.group->extra_factor,
-                                              block.rows, block.cols));
+    const double norm_max = std::sqrt(static_cast<double>(std::min(block.rows, block.cols)) *
+                                      (1 + state.newton_schulz.residual_max));
+    const double factor = ShapeFactorOf(state.group->shape_factor, state.group->extra_factor,
+                                        block.rows, block.cols);
+    state.update_element_max = std::max(state.update_element_max, factor * norm_max);
   }
   return absl::OkStatus();
 }
@@ -170,11 +173,18 @@ void Engine::SetHyperparameters(const HyperparametersByGroup& muon,
 }
 
 bool Engine::CouldOverflow(const ParameterState& state, double gradient_max) const {
+  // State that is damaged already must not spread: no step is applied to it.
+  if (state.weight_scan.nonfinite + state.momentum_scan.nonfinite +
+          state.exp_avg_sq_scan.nonfinite >
+      0) {
+    return true;
+  }
   if (state.muon()) {
     const Hyperparameters& now = muon_.at(state.group->name);
     return MuonStateCouldOverflow(state.Maxima(), gradient_max,
                                   MomentumRuleOf(*state.group, now, 1.0),
-                                  DecayFactor(*state.group, now), now.lr * state.shape_factor_max);
+                                  DecayFactor(*state.group, now),
+                                  now.lr * state.update_element_max);
   }
   const Hyperparameters& now = adamw_.at(state.group->name);
   return AdamWStateCouldOverflow(state.Maxima(), gradient_max,

@@ -57,7 +57,7 @@ struct CommitReport {
   std::int64_t newton_schulz_fallbacks = 0;
   std::int64_t zero_inputs = 0;
   struct Group {
-    std::int64_t ns_ok = 0, ns_nonfinite = 0, ns_zero = 0, ns_fallback = 0, updates = 0;
+    std::int64_t ns_calls = 0, ns_zero = 0, ns_fallback = 0, updates = 0;
   };
   std::map<std::string, Group> groups;
   double momentum_seconds = 0, newton_schulz_seconds = 0, apply_seconds = 0, adamw_seconds = 0;

@@ -161,7 +161,7 @@ absl::Status MuonCommit::Orthogonalize(std::vector<kernels::MatrixJob>& jobs,
     report.newton_schulz_fallbacks += result.fallback;
     group.ns_zero += result.zero_input;
     group.ns_fallback += result.fallback;
-    (result.failed ? group.ns_nonfinite : group.ns_ok) += 1;
+    ++group.ns_calls;
     if (result.failed && report.failure.empty()) {
       const Part& part = parts[begin + i];
       report.failure = absl::StrFormat(

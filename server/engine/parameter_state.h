@@ -26,7 +26,9 @@ struct ParameterState {
   Buffer exp_avg_sq;         // fp32, AdamW only
 
   kernels::NewtonSchulzRule newton_schulz;  // Muon only
-  double shape_factor_max = 1;              // largest of its matrices', extra factor included
+  // Bound on the elements of shape factor x O over its matrices: what is accepted as a result has
+  // |O|_F^2 <= min(rows, cols) (1 + residual_max), and no element exceeds the norm.
+  double update_element_max = 1;
 
   // While initial values come in, of replicated parameters: the elements that have one.
   std::vector<bool> initialized;

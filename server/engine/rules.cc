@@ -1,5 +1,6 @@
 #include "server/engine/rules.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_format.h"
@@ -29,6 +30,28 @@ absl::StatusOr<std::vector<kernels::NewtonSchulzStep>> CustomSteps(const GroupSp
     steps.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
   }
   return steps;
+}
+
+// How far a custom list can carry a singular value from 1 sets the limit of what is plausible. A
+// list that carries any of [0, 1] beyond kSingularValueMax orthogonalizes nothing and is refused.
+absl::StatusOr<double> CustomResidualMax(const GroupSpec& group,
+                                         const std::vector<kernels::NewtonSchulzStep>& steps) {
+  constexpr double kSingularValueMax = 4;
+  constexpr int kSamples = 20000;
+  double largest = 1;
+  for (int i = 0; i <= kSamples; ++i) {
+    // Half of the samples are spread over the magnitudes down to 1e-10: steep lists peak there.
+    for (double s : {i / double{kSamples}, std::pow(10.0, -10.0 * i / kSamples)}) {
+      const double image = std::abs(kernels::EvaluateSteps(steps, s));
+      if (!(image <= kSingularValueMax)) {
+        return GroupError(group, absl::StrFormat("custom_steps: carry the singular value %g to %g; "
+                                                 "at most %g is accepted",
+                                                 s, image, kSingularValueMax));
+      }
+      largest = std::max(largest, image);
+    }
+  }
+  return std::max(1.05, 1.05 * (largest * largest - 1));
 }
 
 absl::StatusOr<kernels::NewtonSchulzMethod> MethodOf(const GroupSpec& group) {
@@ -63,6 +86,7 @@ absl::StatusOr<kernels::NewtonSchulzRule> NewtonSchulzRuleOf(const GroupSpec& gr
   bool gram_safe = false;
   if (name == "custom") {
     MUOND_ASSIGN_OR_RETURN(rule.steps, CustomSteps(group));
+    MUOND_ASSIGN_OR_RETURN(rule.residual_max, CustomResidualMax(group, rule.steps));
   } else {
     const kernels::CoefficientSet* set = kernels::FindCoefficientSet(name);
     if (set == nullptr) {

@@ -18,7 +18,8 @@ absl::StatusOr<kernels::NewtonSchulzRule> NewtonSchulzRuleOf(const GroupSpec& gr
 kernels::MomentumRule MomentumRuleOf(const GroupSpec& group, const Hyperparameters& now,
                                      double gradient_scale);
 
-// The factor on W before the update: 1 - lr * weight_decay, or 1 - weight_decay when independent.
+// Muon's factor on W before the update: 1 - lr * weight_decay, or 1 - weight_decay when independent
+// (AdamW's decay is always decoupled).
 double DecayFactor(const GroupSpec& group, const Hyperparameters& now);
 
 }  // namespace muond

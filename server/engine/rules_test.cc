@@ -60,6 +60,18 @@ TEST(NewtonSchulzRule, CustomStepsComeInThreesAndAreFinite) {
   EXPECT_EQ(rule->method, kernels::NewtonSchulzMethod::kStandard);
 }
 
+TEST(NewtonSchulzRule, CustomStepsThatOrthogonalizeNothingAreRefused) {
+  GroupSpec group = Group("custom", 0);
+  for (const std::vector<double>& steps : {std::vector<double>{5, 0, 0}, {1e30, 0, 0},
+                                           {1, 1e20, 1e20}, {8, -22, 15, 8, -22, 15, 3, 3, 3}}) {
+    group.custom_steps = steps;
+    EXPECT_THAT(ErrorOf(group), HasSubstr("custom_steps: carry the singular value"));
+  }
+  group.custom_steps = {3, 0, 0};  // a gain of three: what is plausible follows from the list
+  ASSERT_TRUE(NewtonSchulzRuleOf(group).ok());
+  EXPECT_GE(NewtonSchulzRuleOf(group)->residual_max, 8);
+}
+
 TEST(NewtonSchulzRule, UnsafeSetsNeverTakeTheGramForm) {
   GroupSpec group = Group("polar_express_101", 0);
   ASSERT_TRUE(NewtonSchulzRuleOf(group).ok());

@@ -8,14 +8,13 @@ namespace {
 
 // A hair below FLT_MAX: the kernels round a handful of times on the way to a new state element.
 constexpr double kLargest = static_cast<double>(std::numeric_limits<float>::max()) * (1 - 1e-5);
-constexpr double kOrthogonalElementMax = 2.0;
 
 bool Fits(double bound) { return bound <= kLargest; }  // false for NaN too
 
 }  // namespace
 
 bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
-                            const kernels::MomentumRule& rule, double decay, double step_max) {
+                            const kernels::MomentumRule& rule, double decay, double update_max) {
   const bool sum = rule.form == kernels::MomentumForm::kSum;
   const double weight_of_gradient = sum ? 1.0 : 1.0 - rule.beta;
   const double momentum = rule.beta * now.momentum + weight_of_gradient * gradient_max;
@@ -24,7 +23,7 @@ bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
       rule.nesterov ? rule.beta * momentum + weight_of_gradient * gradient_max : momentum;
   // The ema form is computed as M + (1 - beta)(G - M): the difference must fit as well.
   const double difference = sum ? 0.0 : gradient_max + now.momentum;
-  const double weight = std::abs(decay) * now.weight + step_max * kOrthogonalElementMax;
+  const double weight = std::abs(decay) * now.weight + update_max;
   return !(Fits(momentum) && Fits(u) && Fits(difference) && Fits(weight));
 }
 

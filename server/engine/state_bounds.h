@@ -19,10 +19,10 @@ struct StateMaxima {
   double exp_avg_sq = 0;  // AdamW's v
 };
 
-// `step_max` is lr times the largest shape factor of the parameter's matrices; a plausible
-// Newton-Schulz result has no element above 2. The gradient's maximum is unscaled and unclipped.
+// `update_max` bounds the elements of lr x shape factor x O over the parameter's matrices. The
+// gradient's maximum is unscaled and unclipped.
 bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
-                            const kernels::MomentumRule& rule, double decay, double step_max);
+                            const kernels::MomentumRule& rule, double decay, double update_max);
 
 bool AdamWStateCouldOverflow(const StateMaxima& now, double gradient_max,
                              const kernels::AdamWRule& rule);

@@ -45,7 +45,7 @@ TEST(StateBounds, AWeightThatLeavesFp32IsSeen) {
   const StateMaxima now{.weight = 3e38};
   EXPECT_TRUE(
       MuonStateCouldOverflow(now, 1, Rule(kernels::MomentumForm::kEma, .95, true), -1.2, .1));
-  EXPECT_TRUE(MuonStateCouldOverflow({}, 1, Rule(kernels::MomentumForm::kEma, .95, true), 1, 3e38));
+  EXPECT_TRUE(MuonStateCouldOverflow({}, 1, Rule(kernels::MomentumForm::kEma, .95, true), 1, 4e38));
   EXPECT_TRUE(AdamWStateCouldOverflow(now, 1, {.lr = 1e-3, .decay = -1.2}));
 }
 

@@ -107,8 +107,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   static_cast<void>(initialized);
   const std::string listen = absl::StrFormat("%s:%d", wanted.host, wanted.port);
   // Two threads: a scrape that hangs must not keep a probe waiting.
-  const char* options[] = {"listening_ports", listen.c_str(), "num_threads", "2",
-                           "request_timeout_ms", "10000", nullptr};
+  const char* options[] = {"listening_ports", listen.c_str(), "num_threads", "32",
+                           "request_timeout_ms", "1000", nullptr};
   mg_callbacks callbacks{};
   callbacks.log_message = &Impl::OnLog;
   char text[256] = "";

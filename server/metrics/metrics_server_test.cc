@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,17 +20,24 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-// One request over a plain socket; the whole answer, headers included.
-std::string Ask(const std::string& address, const std::string& request) {
+// A connected socket, -1 on failure.
+int Connect(const std::string& address) {
   const int port = std::stoi(address.substr(address.rfind(':') + 1));
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in peer{};
   peer.sin_family = AF_INET;
   peer.sin_port = htons(static_cast<std::uint16_t>(port));
   peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+// One request over a plain socket; the whole answer, headers included.
+std::string Ask(const std::string& address, const std::string& request) {
+  const int fd = Connect(address);
   std::string answer;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)) == 0 &&
-      send(fd, request.data(), request.size(), 0) == static_cast<ssize_t>(request.size())) {
+  if (send(fd, request.data(), request.size(), 0) == static_cast<ssize_t>(request.size())) {
     char buffer[4096];
     for (ssize_t got; (got = recv(fd, buffer, sizeof(buffer), 0)) > 0;) answer.append(buffer, got);
   }
@@ -82,6 +90,21 @@ TEST_F(MetricsServerTest, RefusesWhatItDoesNotServe) {
   EXPECT_THAT(Get(server_->address(), "/metrics/../../etc/passwd"), StartsWith("HTTP/1.1 404"));
   EXPECT_THAT(Ask(server_->address(), "POST /metrics HTTP/1.0\r\nContent-Length: 0\r\n\r\n"),
               StartsWith("HTTP/1.1 405"));
+}
+
+// A liveness probe must not fail since somebody left connections open.
+TEST_F(MetricsServerTest, IdleConnectionsDoNotKeepProbesOut) {
+  std::vector<int> idle;
+  for (int i = 0; i < 8; ++i) {
+    idle.push_back(Connect(server_->address()));
+    ASSERT_GE(idle.back(), 0);
+  }
+  EXPECT_THAT(Get(server_->address(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  for (const int fd : idle) {
+    char byte;
+    EXPECT_EQ(recv(fd, &byte, 1, MSG_DONTWAIT), -1) << "answered while the others were idle";
+    close(fd);
+  }
 }
 
 TEST_F(MetricsServerTest, SaysWhyItCannotListen) {

@@ -62,6 +62,7 @@ absl::StatusOr<std::int64_t> DeclaredElements(const ParameterSpec& spec) {
 struct Decision {
   Algorithm algorithm = Algorithm::kAdamW;
   std::string reason;
+  bool degenerate = false;  // a hidden matrix whose views all have one row or column
 };
 
 // What an `auto` group does with a parameter when neither exclusion nor rule speaks.
@@ -82,7 +83,8 @@ Decision DecideByRole(const ParameterSpec& spec, Kind kind,
   }
   if (Degenerate(matrices)) {
     return {Algorithm::kAdamW,
-            absl::StrFormat("degenerate matrix (%d x %d)", matrices[0].rows, matrices[0].cols)};
+            absl::StrFormat("degenerate matrix (%d x %d)", matrices[0].rows, matrices[0].cols),
+            true};
   }
   const char* what = kind == Kind::kMatrix    ? "matrix"
                      : kind == Kind::kExperts ? "expert stack"
@@ -165,7 +167,7 @@ class Router {
     if (group == groups_.end()) {
       return Refuse(spec.name, absl::StrFormat("group \"%s\" is not one of the run's", spec.group));
     }
-    used_groups_.insert(spec.group);
+    if (elements > 0) used_groups_.insert(spec.group);
     if (elements > 0 && spec.exclude && group->second->algorithm == Algorithm::kMuon) {
       return Refuse(spec.name, absl::StrFormat(
                                    "exclude conflicts with algorithm muon of group \"%s\": move it "
@@ -197,7 +199,7 @@ class Router {
   Decision Decide(const ParameterSpec& spec, const GroupSpec& group, Kind kind,
                   std::int64_t elements, const std::vector<MatrixBlock>& matrices) {
     if (elements == 0) {
-      if (group.algorithm == Algorithm::kAuto) WinningRule(spec.name, /*muon=*/true);
+      if (group.algorithm == Algorithm::kAuto) WinningRule(spec.name);
       return {Algorithm::kAdamW, "no elements"};
     }
     switch (group.algorithm) {
@@ -210,14 +212,22 @@ class Router {
     }
     if (spec.exclude) return {Algorithm::kAdamW, "excluded by the trainer"};
     const Decision by_role = DecideByRole(spec, kind, matrices);
-    const int rule = WinningRule(spec.name, /*muon=*/false);
-    if (rule < 0 || run_.rules[rule].algorithm == Algorithm::kAuto) return by_role;
+    matrix_seen_ = matrix_seen_ || HasMatrices(kind);
+    if (spec.role == Role::kHidden && !HasMatrices(kind)) flat_.push_back(spec.name);
+    // A split into single rows takes a matrix from Muon that is none too small for it.
+    const bool hidden = by_role.algorithm == Algorithm::kMuon ||
+                        (by_role.degenerate && !spec.split.sizes.empty());
+    const int rule = WinningRule(spec.name);
+    if (rule < 0 || run_.rules[rule].algorithm == Algorithm::kAuto) {
+      if (hidden && by_role.algorithm != Algorithm::kMuon) inactive_.push_back(spec.name);
+      return by_role;
+    }
     const std::string reason = absl::StrFormat("rule \"%s\"", run_.rules[rule].pattern);
     if (run_.rules[rule].algorithm == Algorithm::kMuon) {
       rules_[rule].muon = true;
       return DecideMuon(spec, kind, reason);
     }
-    if (by_role.algorithm == Algorithm::kMuon) inactive_.push_back(spec.name);
+    if (hidden) inactive_.push_back(spec.name);
     return {Algorithm::kAdamW, reason};
   }
 
@@ -228,13 +238,11 @@ class Router {
     return {Algorithm::kAdamW, reason};
   }
 
-  // Index of the first rule that matches, which is marked; -1 when none does. `muon` marks it as
-  // active too.
-  int WinningRule(const std::string& name, bool muon) {
+  // Index of the first rule that matches, which is marked; -1 when none does.
+  int WinningRule(const std::string& name) {
     for (std::size_t i = 0; i < rules_.size(); ++i) {
       if (RE2::FullMatch(name, *rules_[i].pattern)) {
         rules_[i].won = true;
-        rules_[i].muon |= muon;
         return static_cast<int>(i);
       }
     }
@@ -250,10 +258,16 @@ class Router {
     }
     if (!inactive_.empty()) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "parameters %s: a routing rule sends these hidden matrices to AdamW: Muon would be "
-          "silently inactive; add a muon rule for them, or set exclude on them or put them into a "
-          "group of algorithm adamw if AdamW is meant",
+          "parameters %s: a routing rule sends these hidden matrices to AdamW, or a split into "
+          "single rows does: Muon would be silently inactive; add a muon rule for them, or set "
+          "exclude on them or use a group of algorithm adamw if AdamW is meant",
           Join(inactive_)));
+    }
+    if (!flat_.empty() && !matrix_seen_) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "parameters %s: role hidden, but no matrix is among the run's parameters: Muon would be "
+          "silently inactive; send the layers' logical shapes, not those of flattened shards",
+          Join(flat_)));
     }
     return absl::OkStatus();
   }
@@ -264,8 +278,7 @@ class Router {
       if (run_.rules[i].algorithm == Algorithm::kMuon && !rules_[i].muon && !Redundant(i)) {
         return absl::FailedPreconditionError(absl::StrFormat(
             "routing rule \"%s\" asks for Muon, but sends no parameter of an auto group there: "
-            "Muon "
-            "would be silently inactive; the pattern is matched against the whole name",
+            "Muon would be silently inactive; the pattern is matched against the whole name",
             run_.rules[i].pattern));
       }
     }
@@ -289,8 +302,8 @@ class Router {
     for (const GroupSpec& group : run_.groups) {
       if (group.algorithm == Algorithm::kMuon && used_groups_.count(group.name) == 0) {
         return absl::FailedPreconditionError(absl::StrFormat(
-            "group \"%s\" asks for Muon, but no parameter is in it: Muon would be silently "
-            "inactive; assign parameters to it or leave it out",
+            "group \"%s\" asks for Muon, but no parameter with elements is in it: Muon "
+            "would be silently inactive; assign parameters to it or leave it out",
             group.name));
       }
     }
@@ -375,6 +388,8 @@ class Router {
   std::vector<Rule> rules_;
   std::vector<std::string> no_matrices_;
   std::vector<std::string> inactive_;
+  std::vector<std::string> flat_;  // of role hidden, not matrices, in auto groups
+  bool matrix_seen_ = false;       // in an auto group
   std::int64_t row_ranges_ = 0;
   Routing routing_;
 };

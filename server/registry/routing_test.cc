@@ -49,8 +49,32 @@ TEST(Routing, AutoLeavesTheOtherRolesToAdamW) {
 
 TEST(Routing, AutoLeavesVectorsAndScalarsToAdamW) {
   EXPECT_EQ(Verdict(Tensor("w", {4})), "adamw: vector");
-  EXPECT_EQ(Verdict(Tensor("w", {4}, Role::kHidden)), "adamw: vector");
   EXPECT_EQ(Verdict(Tensor("w", {})), "adamw: scalar");
+}
+
+TEST(Routing, HiddenVectorsBesideHiddenMatricesGoToAdamW) {
+  const Routing routing =
+      Route(RunOf({Tensor("w", {4, 4}, Role::kHidden), Tensor("g", {4}, Role::kHidden)}));
+  EXPECT_EQ(routing.parameters[1].reason, "vector");
+}
+
+TEST(Routing, DeepSpeed8438_ARunOfFlattenedHiddenShardsIsRefused) {
+  EXPECT_STATUS(RouteParameters(RunOf({Tensor("w", {65536}, Role::kHidden)})),
+                absl::IsFailedPrecondition, "send the layers' logical shapes");
+}
+
+TEST(Routing, ASplitIntoSingleRowsDoesNotTakeAMatrixFromMuonSilently) {
+  ParameterSpec rows = Tensor("w", {4, 4}, Role::kHidden);
+  rows.split.sizes = {1, 1, 1, 1};
+  EXPECT_STATUS(RouteParameters(RunOf({rows})), absl::IsFailedPrecondition, "\"w\"");
+  EXPECT_EQ(Verdict(rows, Algorithm::kMuon), "muon: group algorithm muon");
+}
+
+TEST(Routing, AMuonGroupOfEmptyTensorsOnlyIsRefused) {
+  ParameterSpec empty = Tensor("w", {0, 4});
+  empty.allow_empty = true;
+  EXPECT_STATUS(RouteParameters(RunOf({empty}, Algorithm::kMuon)), absl::IsFailedPrecondition,
+                "silently inactive");
 }
 
 TEST(Routing, TheNameDecidesOnlyWhereNoRoleIsDeclared) {
@@ -117,7 +141,7 @@ TEST(Routing, AMuonGroupWithoutParametersIsRefused) {
   RunSpec run = RunOf({Tensor("w", {4, 3})});
   run.groups.push_back(GroupOf("hidden", Algorithm::kMuon));
   EXPECT_STATUS(RouteParameters(run), absl::IsFailedPrecondition,
-                "group \"hidden\" asks for Muon, but no parameter is in it");
+                "group \"hidden\" asks for Muon, but no parameter with elements is in it");
   run.groups.back().algorithm = Algorithm::kAuto;
   EXPECT_TRUE(RouteParameters(run).ok());
 }
@@ -186,12 +210,10 @@ TEST(Routing, TransformerEngine3207_EmptyTensorsHarmNobody) {
 TEST(Routing, EmptyTensorsTripNoRefusal) {
   ParameterSpec empty = Tensor("empty", {0, 4}, Role::kHidden);
   empty.allow_empty = true;
-  EXPECT_EQ(Verdict(empty, Algorithm::kMuon), "adamw: no elements");
-  for (const Algorithm algorithm : {Algorithm::kMuon, Algorithm::kAdamW}) {
-    RunSpec run = RunOf({empty});
-    run.rules = {{"empty", algorithm}};
-    EXPECT_TRUE(Route(run).unmatched_rules.empty());
-  }
+  EXPECT_EQ(Verdict(empty), "adamw: no elements");
+  RunSpec run = RunOf({empty});
+  run.rules = {{"empty", Algorithm::kAdamW}};
+  EXPECT_TRUE(Route(run).unmatched_rules.empty());
 }
 
 // B-039: a run whose parameters all end in one half is legal.

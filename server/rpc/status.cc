@@ -23,6 +23,7 @@ void Fill(const RunSnapshot& run, v1::RunStatus* message) {
   }
   message->set_newton_schulz_calls(run.totals.newton_schulz_calls);
   message->set_newton_schulz_fallbacks(run.totals.newton_schulz_fallbacks);
+  message->set_state_nonfinite(run.totals.state_nonfinite);
   message->set_momentum_nonfinite(run.totals.momentum_nonfinite);
   message->set_grad_norm(run.grad_norm);
   message->set_momentum_norm(run.totals.momentum_norm);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/check.h"
@@ -13,8 +14,11 @@
 namespace muond {
 namespace {
 
+// The status with the run's name in front, unless it begins with that already.
 absl::Status Refused(const std::string& run, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrFormat("run \"%s\": %s", run, status.message()));
+  const std::string object = absl::StrFormat("run \"%s\"", run);
+  if (absl::StartsWith(status.message(), object)) return status;
+  return absl::Status(status.code(), absl::StrFormat("%s: %s", object, status.message()));
 }
 
 // Without a limit of the operator's the machine's free memory is one: a run that could never be
@@ -26,6 +30,19 @@ absl::Status CheckFree(const std::string& name, const Registry& registry) {
       absl::StrFormat("run \"%s\": needs %d bytes of optimizer state and staged gradients, the "
                       "machine has %d free",
                       name, registry.run_bytes(), free));
+}
+
+// What the operator's limit leaves for gradients beside the state; 0: there is no such limit.
+std::int64_t StagingMax(const Registry& registry, const RegistryLimits& limits) {
+  if (limits.run_bytes_max == 0) return 0;
+  std::int64_t state = 0;
+  for (std::size_t i = 0; i < registry.routing().parameters.size(); ++i) {
+    const RoutedParameter& routed = registry.routing().parameters[i];
+    if (routed.state != static_cast<int>(i)) continue;
+    const int tensors = routed.algorithm == Algorithm::kMuon ? 2 : 3;
+    state += routed.elements * static_cast<std::int64_t>(sizeof(float)) * tensors;
+  }
+  return std::max<std::int64_t>(limits.run_bytes_max - state, 1);
 }
 
 bool WantsMuon(const RunSpec& spec) {
@@ -58,7 +75,8 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
 }
 
 Run::Run(Registry registry, const RunContext& context)
-    : context_(context), registry_(std::move(registry)), staging_(*context.backend) {
+    : context_(context), registry_(std::move(registry)),
+      staging_(*context.backend, StagingMax(registry_, context.limits)) {
   for (const GroupSpec& group : spec().groups) group_names_.push_back(group.name);
 }
 
@@ -137,17 +155,20 @@ absl::Status Run::CheckOpen(std::int64_t generation) const {
                       name(), generation, now));
 }
 
+absl::Status Run::CheckJoined(std::int64_t rank) const {
+  const auto joined = registry_.joined_ranks();
+  if (std::find(joined.begin(), joined.end(), rank) != joined.end()) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrFormat("run \"%s\": rank %d has not registered", name(), rank));
+}
+
 absl::StatusOr<SliceId> Run::Resolve(const SliceAddress& address) const {
   const int parameter = registry_.Find(address.parameter);
   if (parameter < 0) {
     return absl::NotFoundError(absl::StrFormat("run \"%s\": parameter \"%s\" is not registered",
                                                name(), address.parameter));
   }
-  const auto joined = registry_.joined_ranks();
-  if (std::find(joined.begin(), joined.end(), address.rank) == joined.end()) {
-    return absl::NotFoundError(
-        absl::StrFormat("run \"%s\": rank %d has not registered", name(), address.rank));
-  }
+  MUOND_RETURN_IF_ERROR(CheckJoined(address.rank));
   const auto count = registry_.SlicesOf(parameter, address.rank).size();
   if (address.slice < 0 || address.slice >= static_cast<std::int64_t>(count)) {
     const int holder = routing().parameters[parameter].state;
@@ -272,13 +293,9 @@ absl::StatusOr<bool> Run::Leave(std::int64_t rank, std::int64_t generation,
                                 std::vector<std::int64_t>& open_ranks) {
   std::lock_guard lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
-  const auto joined = registry_.joined_ranks();
-  if (std::find(joined.begin(), joined.end(), rank) == joined.end()) {
-    return absl::NotFoundError(
-        absl::StrFormat("run \"%s\": rank %d has not registered", name(), rank));
-  }
+  MUOND_RETURN_IF_ERROR(CheckJoined(rank));
   left_.insert(rank);
-  for (std::int64_t other : joined) {
+  for (std::int64_t other : registry_.joined_ranks()) {
     if (left_.count(other) == 0) open_ranks.push_back(other);
   }
   metrics_->SetTrainersConnected(static_cast<std::int64_t>(open_ranks.size()));

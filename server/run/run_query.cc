@@ -36,6 +36,13 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
   std::lock_guard lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   if (!running_) return NotRunning(rank);
+  if (machine_->failed()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": pull of version %d: the run has failed, its parameters are not to be trusted: "
+        "%s",
+        name(), version, machine_->failure()));
+  }
+  MUOND_RETURN_IF_ERROR(CheckJoined(rank));
   if (version != machine_->version()) {
     return absl::FailedPreconditionError(
         absl::StrFormat("run \"%s\": pull of version %d: the parameters are at version %d", name(),
@@ -223,6 +230,8 @@ void Run::PublishHealth(const CommitReport& report) {
                                  .second_moment = health.nonfinite_second_moment,
                                  .master_weight = health.nonfinite_weight});
   totals_.momentum_nonfinite = health.nonfinite_momentum;
+  totals_.state_nonfinite =
+      health.nonfinite_momentum + health.nonfinite_second_moment + health.nonfinite_weight;
   double muon_sum = 0;
   std::vector<RunMetrics::GroupNorms> norms(group_names_.size());
   for (std::size_t i = 0; i < group_names_.size(); ++i) {
@@ -231,13 +240,14 @@ void Run::PublishHealth(const CommitReport& report) {
       norms[i] = {.momentum = std::sqrt(found->second.momentum_sum_squares),
                   .weight = std::sqrt(found->second.weight_sum_squares)};
     }
-    if (const auto found = report.groups.find(group_names_[i]); found != report.groups.end()) {
+    // A commit that failed orthogonalized nothing that counts: the run's state tells of it.
+    const auto found = report.groups.find(group_names_[i]);
+    if (found != report.groups.end() && report.failure.empty()) {
       const CommitReport::Group& facts = found->second;
-      metrics_->OnGroupCommit(static_cast<int>(i), {.calls = facts.ns_ok + facts.ns_nonfinite,
+      metrics_->OnGroupCommit(static_cast<int>(i), {.calls = facts.ns_calls,
                                                     .zero_inputs = facts.ns_zero,
                                                     .fallbacks = facts.ns_fallback,
                                                     .diverged = facts.ns_fallback,
-                                                    .nonfinite = facts.ns_nonfinite,
                                                     .updates = facts.updates});
     }
   }

@@ -42,7 +42,7 @@ absl::Status Run::NotRunning(std::int64_t rank) const {
   }
   if (initial_.MissingFrom(rank)) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("run \"%s\": rank %d begins a step before its initial values are there: "
+        absl::StrFormat("run \"%s\": rank %d has not sent all of its initial values: "
                         "initialize \"%s\" first",
                         name(), rank, absl::StrJoin(initial_.MissingNames(8), "\", \"")));
   }
@@ -97,13 +97,12 @@ absl::StatusOr<std::shared_ptr<Buffer>> Run::LayerMemory(const Layer& layer, Dty
           std::string(kernels::DtypeName(dtype))));
     }
     // Only a stream that broke off, or one that is still under way and will be refused, had it so.
-    staging_.Release(std::move(found->second.memory));
-    layers_.erase(found);
   }
   const std::int64_t elements = routing().parameters[layer.parameter].elements;
   const std::int64_t held = staging_.bytes();
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> memory, staging_.Acquire(elements, dtype));
   context_.metrics->AddMemory(MemoryKind::kStaging, staging_.bytes() - held);
+  if (found != layers_.end()) staging_.Release(std::move(found->second.memory));
   layers_[layer] = {memory, dtype};
   return memory;
 }
@@ -305,8 +304,10 @@ void Run::FinishCommit(const absl::StatusOr<CommitReport>& result) {
   {
     std::lock_guard lock(mutex_);
     PublishHealth(*result);
-    totals_.newton_schulz_calls += result->newton_schulz_calls;
-    totals_.newton_schulz_fallbacks += result->newton_schulz_fallbacks;
+    if (result->failure.empty()) {
+      totals_.newton_schulz_calls += result->newton_schulz_calls;
+      totals_.newton_schulz_fallbacks += result->newton_schulz_fallbacks;
+    }
     Effects effects;
     machine_->OnCommitted({.newton_schulz_calls = result->newton_schulz_calls,
                            .newton_schulz_fallbacks = result->newton_schulz_fallbacks,
@@ -341,6 +342,11 @@ void Run::OnFailed() {
 void Run::EndAttempt() {
   gradient_slices_.Clear(
       stopped_.ok() ? absl::AbortedError("the step ended or started over meanwhile") : stopped_);
+  if (!layers_.empty()) {
+    const std::int64_t held = staging_.bytes();
+    staging_.Trim();
+    context_.metrics->AddMemory(MemoryKind::kStaging, staging_.bytes() - held);
+  }
   for (auto& [layer, gradient] : layers_) staging_.Release(std::move(gradient.memory));
   layers_.clear();
   settled_layers_.clear();

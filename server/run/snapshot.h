@@ -29,6 +29,7 @@ struct RunTotals {
   std::int64_t newton_schulz_calls = 0;
   std::int64_t newton_schulz_fallbacks = 0;
   std::int64_t momentum_nonfinite = 0;  // tensors, at the last commit
+  std::int64_t state_nonfinite = 0;     // tensors of any state, likewise
   double momentum_norm = 0;             // over all Muon parameters, at the last commit
 };
 

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "proto/check.h"
+#include "server/run/free_memory.h"
 
 namespace muond {
 
@@ -15,6 +17,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> Staging::Acquire(std::int64_t elements, 
     spare_.erase(at);
     return memory;
   }
+  MUOND_RETURN_IF_ERROR(CheckRoom(static_cast<std::int64_t>(bytes)));
   auto memory = std::make_shared<Buffer>(backend_, bytes);
   if (!memory->ok()) {
     return absl::ResourceExhaustedError(
@@ -22,6 +25,25 @@ absl::StatusOr<std::shared_ptr<Buffer>> Staging::Acquire(std::int64_t elements, 
   }
   bytes_ += static_cast<std::int64_t>(bytes);
   return memory;
+}
+
+absl::Status Staging::CheckRoom(std::int64_t bytes) const {
+  if (bytes_max_ > 0) {
+    if (bytes_ + bytes <= bytes_max_) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "staging: gradient tensor of %d bytes: %d bytes are staged, at most %d beside the state "
+        "(--max-run-bytes)",
+        bytes, bytes_, bytes_max_));
+  }
+  const std::int64_t free = FreeMemoryBytes();
+  if (free == 0 || bytes <= free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "staging: gradient tensor of %d bytes: the machine has %d bytes free", bytes, free));
+}
+
+void Staging::Trim() {
+  for (const auto& [bytes, memory] : spare_) bytes_ -= static_cast<std::int64_t>(bytes);
+  spare_.clear();
 }
 
 void Staging::Release(std::shared_ptr<Buffer> memory) {

@@ -149,6 +149,28 @@ TEST(Lifecycle, ARunBeyondTheMemoryLimitIsRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--max-run-bytes"));
 }
 
+// Each micro-batch stages a tensor of its own, whatever the size of the chunks that open it.
+TEST(Lifecycle, StagedMicroBatchesAreWithinTheMemoryLimit) {
+  const auto service = StartService({.threads = 1, .max_run_bytes = 1 << 20});
+  const RunSpec spec = SpecOf({Matrix("w", 128, 128)});
+  TestRun run(*service, spec);
+  const std::string before = run.TensorDigest();
+  Must(run.session().Begin({.micro_batches = 1000}));
+  const Floats gradient = Noise(128 * 128, 5);
+  absl::Status status;
+  for (std::int64_t micro = 0; status.ok() && micro < 1000; ++micro) {
+    const client::SliceSource slice{.parameter = "w",
+                                    .data = gradient.data(),
+                                    .elements = 128 * 128,
+                                    .micro_batch = micro};
+    status = run.session().Push({&slice, 1});
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--max-run-bytes"));
+  EXPECT_LE(run.Status().staging_bytes(), 1 << 20);
+  EXPECT_EQ(run.TensorDigest(), before);
+}
+
 TEST(Lifecycle, ARunLargerThanTheMachineIsRefusedBeforeAnythingIsAllocated) {
   const auto service = StartService({.threads = 1});
   std::vector<ParameterSpec> parameters;

@@ -59,12 +59,31 @@ TEST(NewtonSchulzFault, Dion76_ABrokenFallbackStopsTheRunLoudly) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("needs a restore"));
   // No weight holds a NaN, and the daemon serves others.
   EXPECT_TRUE(std::isfinite(run.Describe("a").weight_norm()));
-  for (const auto& [name, values] : run.Weights()) {
-    for (const float value : values) EXPECT_TRUE(std::isfinite(value)) << name;
-  }
+  EXPECT_EQ(run.Describe("a").nonfinite_elements(), 0);
+  // What was applied in part belongs to no version: nobody gets it as one.
+  Floats p(3);
+  const client::SliceSink sink{.parameter = "p", .data = p.data(), .elements = 3};
+  const absl::Status pull = run.session().Pull(1, {&sink, 1});
+  EXPECT_EQ(pull.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(pull.message()), HasSubstr("the run has failed"));
   RunSpec other = spec;
   other.name = "other";
   EXPECT_TRUE(TestRun(*service, other).Step(NoiseFor(spec, 3)).applied);
+}
+
+// With one matrix in the run, its failure once counted for more bad outcomes than there were calls.
+TEST(NewtonSchulzFault, TheOnlyMatrixMayFailWithoutHarmToTheDaemon) {
+  const auto service = StartService(
+      {.threads = 1,
+       .fault_points = "newton_schulz_fast_path_nan,newton_schulz_fallback_nan"});
+  const RunSpec spec = SpecOf({Matrix("a", 4, 6)});
+  TestRun run(*service, spec);
+  const auto outcome = run.TryStep({.gradients = {{NoiseFor(spec, 1)}}})[0];
+  EXPECT_EQ(outcome.status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(run.Status().newton_schulz_calls(), 0) << "no step was applied";
+  const auto samples = ParseExposition(service->Metrics());
+  EXPECT_EQ(samples.at("muond_newton_schulz_calls_total{group=\"muon\",run=\"run\"}"), 0);
+  EXPECT_EQ(samples.at("muond_steps_total{outcome=\"failed\",run=\"run\"}"), 1);
 }
 
 TEST(NewtonSchulzFault, AFailedReductionTouchesNoState) {
@@ -87,6 +106,11 @@ TEST(NewtonSchulzFault, ANanInMomentumIsSeen) {
   EXPECT_EQ(run.Status().momentum_nonfinite(), 1);
   EXPECT_EQ(run.Describe("a").nonfinite_elements(), 1);
   EXPECT_EQ(run.Describe("b").nonfinite_elements(), 0);
+  EXPECT_EQ(run.Status().state_nonfinite(), 1);
+  // The damage does not spread: no step is applied to it.
+  const StepOutcome next = run.Step(NoiseFor(spec, 2));
+  EXPECT_FALSE(next.applied);
+  EXPECT_EQ(next.cause, SkipCause::kStateOverflow);
 }
 
 }  // namespace
