@@ -24,9 +24,7 @@ std::string Join(const std::vector<std::string>& names) {
   constexpr std::size_t kBytesMax = 2048;
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (text.size() > kBytesMax) {
-      return absl::StrCat(text, " and ", names.size() - i, " more");
-    }
+    if (text.size() > kBytesMax) return absl::StrCat(text, " and ", names.size() - i, " more");
     absl::StrAppend(&text, i == 0 ? "\"" : ", \"", names[i], "\"");
   }
   return text;

@@ -100,7 +100,14 @@ absl::StatusOr<std::shared_ptr<Buffer>> Run::LayerMemory(const Layer& layer, Dty
   }
   const std::int64_t elements = routing().parameters[layer.parameter].elements;
   const std::int64_t held = staging_.bytes();
-  MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> memory, staging_.Acquire(elements, dtype));
+  auto acquired = staging_.Acquire(elements, dtype);
+  if (!acquired.ok()) {
+    return absl::Status(acquired.status().code(),
+                        absl::StrFormat("parameter \"%s\": %s",
+                                        spec().parameters[layer.parameter].name,
+                                        acquired.status().message()));
+  }
+  std::shared_ptr<Buffer> memory = *std::move(acquired);
   context_.metrics->AddMemory(MemoryKind::kStaging, staging_.bytes() - held);
   if (found != layers_.end()) staging_.Release(std::move(found->second.memory));
   layers_[layer] = {memory, dtype};
