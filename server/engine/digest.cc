@@ -1,4 +1,6 @@
 // The tensor digest: what "not one byte changed" is checked with.
+#include "server/engine/digest.h"
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -9,10 +11,6 @@
 
 namespace muond {
 namespace {
-
-std::string Hex(XXH128_hash_t hash) {
-  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
-}
 
 void Append(std::string& bytes, const void* data, std::size_t size) {
   bytes.append(static_cast<const char*>(data), size);
@@ -38,6 +36,11 @@ void AppendTensor(std::string& bytes, const char* name, const Buffer& tensor) {
 
 }  // namespace
 
+std::string Digest128(const std::string& bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
+
 std::string Engine::HashState(int parameter) const {
   const ParameterState& state = states_[parameter];
   std::string bytes;
@@ -56,8 +59,7 @@ std::string Engine::HashState(int parameter) const {
 }
 
 std::string Engine::ParameterDigest(int parameter) const {
-  const std::string bytes = HashState(parameter);
-  return Hex(XXH3_128bits(bytes.data(), bytes.size()));
+  return Digest128(HashState(parameter));
 }
 
 std::string Engine::TensorDigest() const {
@@ -68,7 +70,7 @@ std::string Engine::TensorDigest() const {
   std::sort(order.begin(), order.end());
   std::string bytes;
   for (const auto& [name, index] : order) AppendString(bytes, HashState(index));
-  return Hex(XXH3_128bits(bytes.data(), bytes.size()));
+  return Digest128(bytes);
 }
 
 }  // namespace muond

@@ -61,8 +61,8 @@ struct CommitReport {
   };
   std::map<std::string, Group> groups;
   double momentum_seconds = 0, newton_schulz_seconds = 0, apply_seconds = 0, adamw_seconds = 0;
-  std::string
-      failure;  // not empty: a matrix could not be orthogonalized; state is not to be trusted
+  // Not empty: a matrix could not be orthogonalized, and state is not to be trusted.
+  std::string failure;
 };
 
 // Health of the state after the last commit, per group and in all.

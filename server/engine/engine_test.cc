@@ -102,6 +102,16 @@ TEST_F(EngineTest, AnAbsentParameterKeepsEveryByteAndItsT) {
   EXPECT_EQ(engine_->state(1).t, 1);
 }
 
+TEST_F(EngineTest, IndependentDecayIsMuonsOnly) {
+  spec_.groups[0].weight_decay_form = WeightDecayForm::kIndependent;
+  Make();
+  Reduce(0, {0, 0, 0, 0});
+  Reduce(1, {0, 0, 0});
+  ASSERT_TRUE(engine_->Commit(Request()).ok());
+  EXPECT_FLOAT_EQ(Weights(0, 4)[0], 0.9f);    // 1 - weight_decay
+  EXPECT_FLOAT_EQ(Weights(1, 3)[0], 0.999f);  // 1 - lr * weight_decay
+}
+
 TEST_F(EngineTest, LayersAreSummedInOrderAndDivided) {
   Make();
   std::vector<GradientLayer> layers;

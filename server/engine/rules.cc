@@ -55,8 +55,9 @@ absl::StatusOr<double> CustomResidualMax(const GroupSpec& group,
 }
 
 absl::StatusOr<kernels::NewtonSchulzMethod> MethodOf(const GroupSpec& group) {
-  if (group.ns_method.empty() || group.ns_method == "auto")
+  if (group.ns_method.empty() || group.ns_method == "auto") {
     return kernels::NewtonSchulzMethod::kAuto;
+  }
   if (group.ns_method == "standard") return kernels::NewtonSchulzMethod::kStandard;
   if (group.ns_method == "gram") return kernels::NewtonSchulzMethod::kGram;
   return GroupError(group, absl::StrFormat("ns_method: expected auto, standard or gram, got \"%s\"",

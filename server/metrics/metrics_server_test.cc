@@ -92,19 +92,26 @@ TEST_F(MetricsServerTest, RefusesWhatItDoesNotServe) {
               StartsWith("HTTP/1.1 405"));
 }
 
-// A liveness probe must not fail since somebody left connections open.
-TEST_F(MetricsServerTest, IdleConnectionsDoNotKeepProbesOut) {
+// True when /healthz was answered while eight idle connections were still open.
+bool AnswersBesideIdleConnections(const std::string& address) {
   std::vector<int> idle;
-  for (int i = 0; i < 8; ++i) {
-    idle.push_back(Connect(server_->address()));
-    ASSERT_GE(idle.back(), 0);
-  }
-  EXPECT_THAT(Get(server_->address(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  for (int i = 0; i < 8; ++i) idle.push_back(Connect(address));
+  const bool answered = Get(address, "/healthz").rfind("HTTP/1.1 200", 0) == 0;
+  bool open = true;
   for (const int fd : idle) {
     char byte;
-    EXPECT_EQ(recv(fd, &byte, 1, MSG_DONTWAIT), -1) << "answered while the others were idle";
+    open = open && fd >= 0 && recv(fd, &byte, 1, MSG_DONTWAIT) == -1;
     close(fd);
   }
+  return answered && open;
+}
+
+// A liveness probe must not fail since somebody left connections open. The server drops idle ones
+// after a second, which a busy machine may let pass before it answers: three attempts.
+TEST_F(MetricsServerTest, IdleConnectionsDoNotKeepProbesOut) {
+  const std::string& address = server_->address();
+  EXPECT_TRUE(AnswersBesideIdleConnections(address) || AnswersBesideIdleConnections(address) ||
+              AnswersBesideIdleConnections(address));
 }
 
 TEST_F(MetricsServerTest, SaysWhyItCannotListen) {

@@ -55,16 +55,24 @@ absl::Status CheckCounts(const RunSpec& spec, const RegistryLimits& limits) {
   return absl::OkStatus();
 }
 
-// Bytes of master weights and moments, each tie once, and of the staged gradients of every name.
-std::int64_t RunBytes(const RunSpec& spec, const Routing& routing) {
+// Bytes of master weights and moments, each tie once.
+std::int64_t StateBytes(const Routing& routing) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < routing.parameters.size(); ++i) {
+    const RoutedParameter& routed = routing.parameters[i];
+    if (routed.state != static_cast<int>(i)) continue;
+    const std::int64_t per_element = routed.algorithm == Algorithm::kMuon ? 4 + 4 : 4 + 4 + 4;
+    bytes = SaturatingAdd(bytes, SaturatingMultiply(routed.elements, per_element));
+  }
+  return bytes;
+}
+
+// Bytes of one staged gradient of every name.
+std::int64_t GradientBytes(const RunSpec& spec, const Routing& routing) {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
-    const RoutedParameter& routed = routing.parameters[i];
-    auto per_element = static_cast<std::int64_t>(DtypeBytes(spec.parameters[i].dtype));
-    if (routed.state == static_cast<int>(i)) {
-      per_element += routed.algorithm == Algorithm::kMuon ? 4 + 4 : 4 + 4 + 4;
-    }
-    bytes = SaturatingAdd(bytes, SaturatingMultiply(routed.elements, per_element));
+    const auto per_element = static_cast<std::int64_t>(DtypeBytes(spec.parameters[i].dtype));
+    bytes = SaturatingAdd(bytes, SaturatingMultiply(routing.parameters[i].elements, per_element));
   }
   return bytes;
 }
@@ -105,7 +113,9 @@ absl::StatusOr<Registry> Registry::Create(RunSpec spec, const RegistryLimits& li
   MUOND_RETURN_IF_ERROR(CheckCounts(spec, limits));
   Registry registry;
   MUOND_ASSIGN_OR_RETURN(registry.routing_, RouteParameters(spec));
-  const std::int64_t bytes = RunBytes(spec, registry.routing_);
+  registry.state_bytes_ = StateBytes(registry.routing_);
+  const std::int64_t bytes =
+      SaturatingAdd(registry.state_bytes_, GradientBytes(spec, registry.routing_));
   if (limits.run_bytes_max > 0 && bytes > limits.run_bytes_max) {
     return LimitExceeded(absl::StrFormat("run \"%s\"", spec.name),
                          "bytes of optimizer state and staged gradients", bytes,

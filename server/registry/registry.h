@@ -36,7 +36,8 @@ class Registry {
 
   const RunSpec& spec() const { return spec_; }
   const Routing& routing() const { return routing_; }
-  // Bytes of optimizer state and of one staged copy of the gradients.
+  // Bytes of optimizer state; the same and one staged copy of the gradients.
+  std::int64_t state_bytes() const { return state_bytes_; }
   std::int64_t run_bytes() const { return run_bytes_; }
   // Index of a parameter by name, -1 when unknown.
   int Find(const std::string& name) const;
@@ -85,6 +86,7 @@ class Registry {
 
   RunSpec spec_;
   Routing routing_;
+  std::int64_t state_bytes_ = 0;
   std::int64_t run_bytes_ = 0;
   std::int64_t slices_per_rank_max_ = 0;
   std::unordered_map<std::string, int> index_;

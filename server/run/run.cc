@@ -35,14 +35,7 @@ absl::Status CheckFree(const std::string& name, const Registry& registry) {
 // What the operator's limit leaves for gradients beside the state; 0: there is no such limit.
 std::int64_t StagingMax(const Registry& registry, const RegistryLimits& limits) {
   if (limits.run_bytes_max == 0) return 0;
-  std::int64_t state = 0;
-  for (std::size_t i = 0; i < registry.routing().parameters.size(); ++i) {
-    const RoutedParameter& routed = registry.routing().parameters[i];
-    if (routed.state != static_cast<int>(i)) continue;
-    const int tensors = routed.algorithm == Algorithm::kMuon ? 2 : 3;
-    state += routed.elements * static_cast<std::int64_t>(sizeof(float)) * tensors;
-  }
-  return std::max<std::int64_t>(limits.run_bytes_max - state, 1);
+  return std::max<std::int64_t>(limits.run_bytes_max - registry.state_bytes(), 1);
 }
 
 bool WantsMuon(const RunSpec& spec) {
@@ -240,30 +233,26 @@ void Run::WriteInitial(const OpenSlice& slice, const ArrivalCallback& done) {
   const std::string& parameter = spec().parameters[slice.id.parameter].name;
   const std::uint64_t digest = slice.receiver->digest();
   absl::Status status;
+  bool duplicate = false;
   {
     std::lock_guard lock(mutex_);
-    auto arrival = initial_.Check(slice.id, parameter, digest);
-    if (arrival.ok() && *arrival == InitialValues::Arrival::kDuplicate) {
-      metrics_->OnDuplicateRequest();
-    }
+    const auto arrival = initial_.Check(slice.id, parameter, digest);
     status = arrival.status();
-    if (status.ok() && *arrival == InitialValues::Arrival::kNew)
-      status = CheckInitial(slice.generation);
-    else if (status.ok())
-      return done(SliceArrival::kDuplicate);
+    duplicate = status.ok() && *arrival == InitialValues::Arrival::kDuplicate;
+    if (duplicate) metrics_->OnDuplicateRequest();
+    if (status.ok() && !duplicate) status = CheckInitial(slice.generation);
   }
+  if (duplicate) return done(SliceArrival::kDuplicate);
   if (status.ok()) {
     status = engine_->WriteInitial(
         slice.id.parameter, registry_.SlicesOf(slice.id.parameter, slice.id.rank)[slice.id.slice],
         slice.memory->data(), slice.receiver->dtype());
   }
   if (!status.ok()) return done(status);
-  bool all = false;
   {
     std::lock_guard lock(mutex_);
     initial_.Written(slice.id, digest);
-    all = machine_ != nullptr && initial_.complete() && !running_;
-    if (all) StartIfReady();
+    StartIfReady();
   }
   done(SliceArrival::kAccepted);
 }

@@ -158,6 +158,7 @@ class Run : public std::enable_shared_from_this<Run> {
 
   absl::Status CheckOpen(std::int64_t generation) const;
   absl::Status CheckJoined(std::int64_t rank) const;
+  absl::Status CheckTrusted(std::int64_t version) const;
   absl::StatusOr<SliceId> Resolve(const SliceAddress& address) const;
   std::string SliceObject(const SliceId& id, const std::string& action) const;
   void OpenMetrics();

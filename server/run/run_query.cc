@@ -1,34 +1,40 @@
 // Reading parameters, and what a run tells about itself.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/check.h"
+#include "server/engine/digest.h"
 #include "server/run/run.h"
-#include "xxhash.h"
 
 namespace muond {
 namespace {
 
-std::string Hex(XXH128_hash_t hash) {
-  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
-}
-
 // Step counter, loss-scaler state and generation: what a skipped step does change.
 std::string ControlDigest(const StepMachine* machine) {
-  if (machine == nullptr) return Hex(XXH3_128bits("", 0));
+  if (machine == nullptr) return Digest128("");
   const LossScalerState& scaler = machine->scaler().state();
   struct {
     std::int64_t generation, next_step, good_steps, hysteresis_left, overflows_at_minimum;
     double scale;
   } control = {machine->generation(),  machine->next_step(),        scaler.good_steps,
                scaler.hysteresis_left, scaler.overflows_at_minimum, scaler.scale};
-  return Hex(XXH3_128bits(&control, sizeof(control)));
+  return Digest128({reinterpret_cast<const char*>(&control), sizeof(control)});
 }
 
 }  // namespace
+
+// A run that failed may have applied a step in part: what it holds is no version's.
+absl::Status Run::CheckTrusted(std::int64_t version) const {
+  if (!machine_->failed()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "run \"%s\": pull of version %d: the run has failed, its parameters are not to be trusted: "
+      "%s",
+      name(), version, machine_->failure()));
+}
 
 absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::int64_t generation,
                                                       std::int64_t version,
@@ -36,12 +42,7 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
   std::lock_guard lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   if (!running_) return NotRunning(rank);
-  if (machine_->failed()) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "run \"%s\": pull of version %d: the run has failed, its parameters are not to be trusted: "
-        "%s",
-        name(), version, machine_->failure()));
-  }
+  MUOND_RETURN_IF_ERROR(CheckTrusted(version));
   MUOND_RETURN_IF_ERROR(CheckJoined(rank));
   if (version != machine_->version()) {
     return absl::FailedPreconditionError(
@@ -87,7 +88,7 @@ void Run::Read(const PullSlice& slice, std::int64_t version, std::int64_t first,
     absl::Status status;
     {
       std::lock_guard lock(self->mutex_);
-      status = self->stopped_;
+      status = self->stopped_.ok() ? self->CheckTrusted(version) : self->stopped_;
       if (status.ok() && self->machine_->version() != version) {
         status = absl::AbortedError(
             absl::StrFormat("run \"%s\": pull of version %d: version %d has replaced it",
@@ -170,8 +171,8 @@ void Run::Describe(std::vector<std::string> names,
     wanted.push_back(parameter);
   }
   if (names.empty()) {
-    for (std::size_t i = 0; i < spec().parameters.size(); ++i)
-      wanted.push_back(static_cast<int>(i));
+    wanted.resize(spec().parameters.size());
+    std::iota(wanted.begin(), wanted.end(), 0);
   }
   context_.executor->Post([self = shared_from_this(), wanted, done] {
     HyperparametersByGroup muon, adamw;

@@ -159,8 +159,9 @@ absl::StatusOr<SliceArrival> Run::CloseGradient(const OpenSlice& slice) {
     gradient_slices_.Drop(slice.id, slice.receiver.get());
     if (arrival.ok() && *arrival == StepMachine::Arrival::kAccepted) settled_layers_.insert(layer);
     Carry(effects, after);
-    if (arrival.ok() && *arrival == StepMachine::Arrival::kDuplicate)
+    if (arrival.ok() && *arrival == StepMachine::Arrival::kDuplicate) {
       metrics_->OnDuplicateRequest();
+    }
     PublishProgress();
   }
   CallAll(after);

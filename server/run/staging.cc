@@ -1,5 +1,6 @@
 #include "server/run/staging.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -7,6 +8,12 @@
 #include "server/run/free_memory.h"
 
 namespace muond {
+namespace {
+
+// Others take memory meanwhile: never more than this is allocated on the strength of one answer.
+constexpr std::int64_t kRoomBytes = std::int64_t{64} << 20;
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<Buffer>> Staging::Acquire(std::int64_t elements, Dtype dtype) {
   const std::size_t bytes = static_cast<std::size_t>(elements) * DtypeBytes(dtype);
@@ -27,7 +34,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> Staging::Acquire(std::int64_t elements, 
   return memory;
 }
 
-absl::Status Staging::CheckRoom(std::int64_t bytes) const {
+absl::Status Staging::CheckRoom(std::int64_t bytes) {
   if (bytes_max_ > 0) {
     if (bytes_ + bytes <= bytes_max_) return absl::OkStatus();
     return absl::ResourceExhaustedError(absl::StrFormat(
@@ -35,8 +42,17 @@ absl::Status Staging::CheckRoom(std::int64_t bytes) const {
         "(--max-run-bytes)",
         bytes, bytes_, bytes_max_));
   }
+  // Asking the kernel takes tens of microseconds: once for many small tensors.
+  if (bytes <= room_) {
+    room_ -= bytes;
+    return absl::OkStatus();
+  }
   const std::int64_t free = FreeMemoryBytes();
-  if (free == 0 || bytes <= free) return absl::OkStatus();
+  if (free == 0) return absl::OkStatus();
+  if (bytes <= free) {
+    room_ = std::min(free - bytes, kRoomBytes);
+    return absl::OkStatus();
+  }
   return absl::ResourceExhaustedError(absl::StrFormat(
       "staging: gradient tensor of %d bytes: the machine has %d bytes free", bytes, free));
 }

@@ -31,10 +31,11 @@ class Staging {
   std::int64_t bytes() const { return bytes_; }  // handed out and spare
 
  private:
-  absl::Status CheckRoom(std::int64_t bytes) const;
+  absl::Status CheckRoom(std::int64_t bytes);
 
   kernels::Backend& backend_;
   const std::int64_t bytes_max_;
+  std::int64_t room_ = 0;  // of the machine's free memory, what was asked for last
   std::multimap<std::size_t, std::shared_ptr<Buffer>> spare_;  // by size
   std::int64_t bytes_ = 0;
 };

@@ -1,4 +1,5 @@
 // Runs come and go without a trace, share nothing, and a daemon that stops lets nobody wait.
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <thread>
@@ -169,6 +170,49 @@ TEST(Lifecycle, StagedMicroBatchesAreWithinTheMemoryLimit) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--max-run-bytes"));
   EXPECT_LE(run.Status().staging_bytes(), 1 << 20);
   EXPECT_EQ(run.TensorDigest(), before);
+}
+
+// A stream whose parameter could not get memory for another dtype must still be answered.
+TEST(Lifecycle, AStreamOutlivesARefusedOneOfAnotherDtype) {
+  const std::int64_t state = 128 * 128 * 8, layer = 128 * 128 * 4;
+  const auto service = StartService({.threads = 1, .max_run_bytes = state + layer + 1000});
+  TestRun run(*service, SpecOf({Matrix("w", 128, 128)}));
+  RawTrainer trainer(*service, "run");
+  Must(trainer.Begin(0));
+  const std::string bytes = Bytes(Noise(128 * 128, 5));
+  const auto stub = v1::Optimizer::NewStub(service->channel());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  v1::PushReply reply;
+  const auto stream = stub->Push(&context, &reply);
+  v1::PushRequest request;
+  *request.mutable_id() = trainer.id();
+  *request.mutable_chunk() = ChunkOf("w", 0, 0, bytes.substr(0, 4096));
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(Eventually([&] { return run.Status().staging_bytes() == layer; }));
+  const auto refused = trainer.Push(0, {ChunkOf("w", 0, 0, "xx", v1::DTYPE_F16)});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  *request.mutable_chunk() = ChunkOf("w", 0, 1024, bytes.substr(4096));
+  stream->Write(request);
+  stream->WritesDone();
+  const grpc::Status status = stream->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(reply.slices_accepted(), 1);
+}
+
+TEST(Lifecycle, AModelWhoseRegistrationExceedsGrpcsDefaultLimitRegisters) {
+  const auto service = StartService({.threads = 1});
+  std::vector<ParameterSpec> parameters;
+  for (int i = 0; i < 20000; ++i) {
+    parameters.push_back(Vector(std::string(200, 'n') + std::to_string(i), 1));
+  }
+  const RunSpec spec = SpecOf(parameters);
+  RawTrainer trainer(*service, "run");
+  const v1::RegisterRequest request = trainer.RegisterRequestOf(spec, CutOf(spec, {}, 0));
+  ASSERT_GT(request.ByteSizeLong(), 8u << 20);
+  const auto reply = trainer.Register(request);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->routing().adamw_parameters(), 20000);
 }
 
 TEST(Lifecycle, ARunLargerThanTheMachineIsRefusedBeforeAnythingIsAllocated) {

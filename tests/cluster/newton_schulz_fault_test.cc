@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "server/metrics/exposition_for_test.h"
 #include "tests/support/raw_trainer.h"
@@ -84,6 +85,26 @@ TEST(NewtonSchulzFault, TheOnlyMatrixMayFailWithoutHarmToTheDaemon) {
   const auto samples = ParseExposition(service->Metrics());
   EXPECT_EQ(samples.at("muond_newton_schulz_calls_total{group=\"muon\",run=\"run\"}"), 0);
   EXPECT_EQ(samples.at("muond_steps_total{outcome=\"failed\",run=\"run\"}"), 1);
+}
+
+TEST(NewtonSchulzFault, APullUnderWayEndsWhenItsRunFails) {
+  const auto service = StartService({.threads = 1, .fault_points = "fail_commit"});
+  const RunSpec spec = SpecOf({Matrix("a", 64, 64), Vector("p", 4096)});
+  TestRun run(*service, spec);
+  const auto stub = v1::Optimizer::NewStub(service->channel());
+  grpc::ClientContext context;
+  v1::PullRequest request;
+  *request.mutable_id() = RawTrainer(*service, "run").id();
+  request.set_chunk_bytes(1024);
+  const auto stream = stub->Pull(&context, request);
+  v1::PullReply reply;
+  ASSERT_TRUE(stream->Read(&reply));
+  EXPECT_EQ(run.TryStep({.gradients = {{NoiseFor(spec, 1)}}})[0].status().code(),
+            absl::StatusCode::kInternal);
+  while (stream->Read(&reply)) {
+  }
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION) << status.error_message();
 }
 
 TEST(NewtonSchulzFault, AFailedReductionTouchesNoState) {

@@ -82,7 +82,7 @@ LIBRARIES = {
     "nlohmann/": {"daemon", "client-cli", "client-bench", "client-examples"},
     "systemd/": {"daemon"},
     "re2/": {"registry"},
-    "xxhash.h": {"engine", "transport", "run"},
+    "xxhash.h": {"engine", "transport"},
     "isa-l": {"proto"},
     "cblas": {"kernels", "client-examples"},
     "openblas": {"kernels"},
