@@ -65,7 +65,8 @@ void Attempt::Finish(std::int64_t rank, std::set<int> absent) {
     count(p, -1);
   }
   for (const int p : absent) {
-    MUOND_CHECK(index_->Slices(p, rank) > 0 && !Pushed(p, rank), "absent means nothing was pushed");
+    MUOND_CHECK(index_->Registered(p, rank) > 0 && !Pushed(p, rank),
+                "absent means nothing was pushed");
     absent_ranks_[p].insert(rank);
     count(p, 1);
   }
@@ -85,7 +86,7 @@ absl::Status Attempt::CheckAbsent() const {
     if (parameter.replicated || ranks.empty() || std::ssize(ranks) == index_->Holders(p)) continue;
     std::vector<std::int64_t> others;
     for (std::int64_t rank = 0; rank < index_->world_size(); ++rank) {
-      if (index_->Slices(p, rank) > 0 && !ranks.contains(rank)) others.push_back(rank);
+      if (index_->Registered(p, rank) > 0 && !ranks.contains(rank)) others.push_back(rank);
     }
     return absl::FailedPreconditionError(absl::StrFormat(
         "parameter \"%s\": finish of step %d: absent on ranks [%s] but not on ranks [%s]; a sliced "
@@ -181,7 +182,8 @@ std::string Attempt::DescribeMissing(int p) const {
   for (std::int64_t rank = 0; rank < index_->world_size() && here == 0; ++rank) {
     if (index_->Slices(p, rank) == 0 || Absent(p, rank)) continue;
     for (std::int64_t micro = 0; micro < begin_->micro_batches && here == 0; ++micro) {
-      for (std::int64_t slice = 0; slice < index_->Slices(p, rank); ++slice) {
+      for (std::int64_t k = 0; k < index_->Slices(p, rank); ++k) {
+        const std::int64_t slice = index_->Number(p, rank, k);
         if (Digest({p, rank, slice, micro}) != nullptr) continue;
         if (slices.size() < kMaxNames) slices.push_back(slice);
         ++here;

@@ -173,7 +173,7 @@ class MachineDriver {
   }
   void Raise(std::int64_t to) {
     Effects effects;
-    machine.OnGeneration(to, effects);
+    machine.OnGeneration(to, {}, effects);
     Carry(effects);
     generation = machine.generation();
   }
@@ -254,6 +254,7 @@ class MachineDriver {
   std::vector<ReduceEffect> reduces;
   std::vector<CommitEffect> commits;
   std::vector<OutcomeEffect> outcomes;
+  std::vector<Vote> votes;  // told to the other daemons
   int discards = 0;
   std::deque<ReduceEffect> open_reductions;
   bool commit_open = false;
@@ -286,6 +287,7 @@ class MachineDriver {
     commit_open = true;
   }
   void On(const DiscardEffect&) { ++discards; }
+  void On(const VoteEffect& effect) { votes.push_back(effect.vote); }
   void On(const ReplyEffect& effect) {
     ASSERT_EQ(effect.status.ok(), effect.outcome.has_value());
     ASSERT_TRUE(replies.emplace(effect.waiter, effect).second) << "a waiter is answered once";

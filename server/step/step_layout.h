@@ -9,8 +9,11 @@
 
 namespace muond {
 
-// A digest of the registry, fixed while a run is open.
+// A digest of the registry and the plan, fixed while a run is open. All daemons of a run have the
+// same parameters and ranks; they differ in what is here.
 struct StepLayout {
+  // Which of a parameter's slices have elements in the shards that this daemon owns.
+  enum class Here : std::uint8_t { kAll, kSome, kNone };
   struct Parameter {
     std::string name;
     bool replicated = false;
@@ -20,9 +23,17 @@ struct StepLayout {
     // Slices of this name by rank; empty vector or 0: the rank holds none of it. A name tied as the
     // same tensor to an earlier one, or without elements, has none on any rank.
     std::vector<std::int64_t> slices_of_rank;
+    Here here = Here::kAll;
+    // Of kSome: the numbers of the slices that reach here by rank, ascending. Names of one tie are
+    // cut alike.
+    std::map<std::int64_t, std::vector<std::int64_t>> slices_here;
   };
   std::int64_t world_size = 1;
   std::vector<Parameter> parameters;  // registration order
+  // The daemons of the run, as messages name them, in the plan's order; one without a name when the
+  // run has no other.
+  std::vector<std::string> daemons = {""};
+  int self = 0;  // this daemon's place among them
 };
 
 // One slice of one parameter's gradient in one micro-batch from one rank.
@@ -55,11 +66,20 @@ class LayoutIndex {
   int parameters() const { return static_cast<int>(layout_.parameters.size()); }
   const StepLayout::Parameter& parameter(int p) const { return layout_.parameters[p]; }
 
+  int daemons() const { return static_cast<int>(layout_.daemons.size()); }
+  int self() const { return layout_.self; }
+
   int Find(const std::string& name) const;  // -1: no such parameter
-  std::int64_t Slices(int p, std::int64_t rank) const;
-  std::int64_t Slices(int p) const { return totals_[p]; }    // of all ranks
+  // On any daemon.
+  std::int64_t Registered(int p, std::int64_t rank) const;
   std::int64_t Holders(int p) const { return holders_[p]; }  // ranks with slices of it
-  std::int64_t Slices() const { return slices_; }            // of all ranks and parameters
+  // Slices that reach this daemon.
+  std::int64_t Slices(int p, std::int64_t rank) const;
+  std::int64_t Slices(int p) const { return totals_[p]; }  // of all ranks
+  std::int64_t Slices() const { return slices_; }          // of all ranks and parameters
+  // The number of the k-th of them, k in [0, Slices(p, rank)).
+  std::int64_t Number(int p, std::int64_t rank, std::int64_t k) const;
+  bool IsHere(int p, std::int64_t rank, std::int64_t slice) const;
   // The parameters whose gradients make up that of `state`, ascending; none unless it is a state.
   const std::vector<int>& NamesOf(int state) const { return names_[state]; }
 

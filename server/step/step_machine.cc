@@ -10,12 +10,14 @@
 
 namespace muond {
 
-StepMachine::StepMachine(StepLayout layout, const RunSpec& spec)
+StepMachine::StepMachine(StepLayout layout, const RunSpec& spec, StepStart start)
     : index_(std::make_shared<const LayoutIndex>(std::move(layout))),
       rules_{spec.max_grad_norm, spec.grad_norm_skip_threshold},
       reduce_ranks_(spec.reduce_ranks),
       reduce_micro_batches_(spec.reduce_micro_batches),
       scaler_(spec.loss_scale),
+      generation_(start.generation),
+      next_step_(start.next_step),
       attempt_(index_, 0) {
   for (const GroupSpec& group : spec.groups) {
     muon_[group.name] = group.muon;
@@ -25,7 +27,7 @@ StepMachine::StepMachine(StepLayout layout, const RunSpec& spec)
 
 void StepMachine::Advance(Effects& effects) {
   if (phase_ == Phase::kCollecting) {
-    if (attempt_.AllSkipped()) return ConcludeSkip(effects);
+    if (attempt_.AllSkipped()) return Cast(SkipVote(), effects);
     if (!attempt_.AllFinished()) return;
     if (const absl::Status agreed = attempt_.CheckAbsent(); !agreed.ok()) {
       ReplyAll(agreed, effects);
@@ -36,7 +38,7 @@ void StepMachine::Advance(Effects& effects) {
     phase_ = Phase::kReducing;
     for (int p = 0; p < index_->parameters(); ++p) RequestReduction(p, effects);
   }
-  if (phase_ == Phase::kReducing && reductions_open_ == 0) Conclude(effects);
+  if (phase_ == Phase::kReducing && reductions_open_ == 0) Cast(OwnVote(), effects);
 }
 
 // Does nothing for what is not a state, has no layers, or was asked for before.
@@ -80,6 +82,7 @@ Vote StepMachine::EmptyVote() const {
   Vote vote;
   vote.generation = generation_;
   vote.step = next_step_;
+  vote.terms = Terms();
   return vote;
 }
 
@@ -100,19 +103,10 @@ Vote StepMachine::OwnVote() const {
   return vote;
 }
 
-void StepMachine::Conclude(Effects& effects) {
-  const Vote vote = OwnVote();
-  const Verdict verdict = Decide(rules_, {&vote, 1});
-  if (verdict.apply) return Commit(verdict, effects);
-  Consume(verdict, attempt_.begin()->loss_scale, CommitFacts{}, effects);
-}
-
-void StepMachine::ConcludeSkip(Effects& effects) {
-  const SkipWord& word = attempt_.skipped().begin()->second;
+Vote StepMachine::SkipVote() const {
   Vote vote = EmptyVote();
-  vote.trainer_skip = word.cause;
-  const double told = attempt_.NamedScale().value_or(scaler_.scale());
-  Consume(Decide(rules_, {&vote, 1}), told, CommitFacts{}, effects);
+  vote.trainer_skip = attempt_.skipped().begin()->second.cause;
+  return vote;
 }
 
 void StepMachine::Commit(const Verdict& verdict, Effects& effects) {
@@ -172,6 +166,9 @@ void StepMachine::Consume(const Verdict& verdict, double told, const CommitFacts
       .offenders = InRegistrationOrder(verdict.offenders),
   };
   last_digests_ = attempt_.TakeDigests();
+  last_votes_ = std::move(votes_);
+  votes_ = std::move(early_votes_);
+  early_votes_.clear();
   rejected_.clear();
   if (!verdict.apply) effects.push_back(DiscardEffect{next_step_});
   effects.push_back(OutcomeEffect{*last_outcome_, change});
@@ -215,18 +212,6 @@ void StepMachine::Fail(const std::string& reason, Effects& effects) {
 
 void StepMachine::OnEngineFailure(const std::string& reason, Effects& effects) {
   if (!failed()) Fail(reason.empty() ? "engine failure" : reason, effects);
-}
-
-void StepMachine::OnGeneration(std::int64_t generation, Effects& effects) {
-  if (generation <= generation_) return;
-  generation_ = generation;
-  rejected_.clear();
-  if (phase_ == Phase::kCommitting) return;
-  ReplyAll(absl::AbortedError(absl::StrFormat(
-               "step %d: the generation was raised to %d: restart the step from begin", next_step_,
-               generation)),
-           effects);
-  Discard(effects);
 }
 
 void StepMachine::OnStop(const absl::Status& status, Effects& effects) {

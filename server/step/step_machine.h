@@ -1,9 +1,13 @@
 // Which events of a run's steps are legal when, and what follows from them.
 //
 // A pure value machine: events in, effects out; no clock, lock, thread, I/O or device. server/run
-// drives it from one loop and carries out the effects, a test can drive it from a list. Given the
-// same events in the same order it does the same, and the outcome of a step does not depend on the
-// order in which its slices arrive.
+// drives it and carries out the effects, a test can drive it from a list. Given the same events in
+// the same order it does the same, and the outcome of a step does not depend on the order in which
+// its slices and votes arrive.
+//
+// A run may span several daemons, each with a machine of its own. A vote is what a machine knows of
+// a step once all its gradients are reduced; all machines decide by the same pure function of all
+// votes, so none needs a leader and none can go on without the others.
 //
 // Invariants (checked): nothing is committed before a verdict; a step is committed at most once,
 // however often it is finished; a skipped step commits nothing.
@@ -77,12 +81,31 @@ struct OutcomeEffect {
   StepOutcome outcome;
   ScaleChange scale_change = ScaleChange::kNone;
 };
-using Effect = std::variant<ReduceEffect, CommitEffect, DiscardEffect, ReplyEffect, OutcomeEffect>;
+// Tell all other daemons this one's vote, again and again until its step is over or thrown away:
+// each answer may bring votes that are missing here (OnVote). Comes only where there are others.
+struct VoteEffect {
+  Vote vote;
+};
+using Effect = std::variant<ReduceEffect, CommitEffect, DiscardEffect, ReplyEffect, OutcomeEffect,
+                            VoteEffect>;
 using Effects = std::vector<Effect>;
 
 // ---- The machine ------------------------------------------------------------------------------
 
 inline constexpr std::int64_t kMaxMicroBatches = 65536;
+
+// A daemon's vote, as it is told and passed on.
+struct CastVote {
+  int daemon = 0;
+  Vote vote;
+  friend bool operator==(const CastVote&, const CastVote&) = default;
+};
+
+// Where a machine starts: a new run, or one that goes on without its former state.
+struct StepStart {
+  std::int64_t generation = 1;
+  std::int64_t next_step = 0;
+};
 
 // All statuses name the event, the rank and the step, and where the caller's position is wrong also
 // the expected step and generation. An event that is refused changes nothing unless it says so.
@@ -90,7 +113,7 @@ class StepMachine {
  public:
   // `spec` gives the rules, and the hyperparameters in force until a Begin changes them. It must
   // have passed the registry, ValidateLossScale and ValidateVerdictRules.
-  StepMachine(StepLayout layout, const RunSpec& spec);
+  StepMachine(StepLayout layout, const RunSpec& spec, StepStart start = {});
 
   // -- Events from trainers. Statuses follow docs/protocol.md's table. Common ones: a rank outside
   // the world is NOT_FOUND; another generation or step is FAILED_PRECONDITION; after OnStop its
@@ -163,10 +186,36 @@ class StepMachine {
   // INTERNAL. The step is not consumed.
   void OnEngineFailure(const std::string& reason, Effects& effects);
 
-  // -- Events from the operator or the cluster.
-  // Raises the generation; the step in flight is discarded, its waiters get ABORTED. A commit under
-  // way is past its verdict: it goes on and its waiters get the outcome. Ignored unless higher.
-  void OnGeneration(std::int64_t generation, Effects& effects);
+  // -- Events from the other daemons of the run.
+  // A vote that `daemon` cast, from itself or passed on by another. OK also for what is known
+  // already or was needed only before. A vote stands: another one of the same daemon for the same
+  // step is ALREADY_EXISTS. FAILED_PRECONDITION for a lower generation, ABORTED for a higher one
+  // (it is being raised), OUT_OF_RANGE for a step further ahead than the next but one.
+  // Votes may be here before this daemon's own gradients. Once all have voted on the same terms
+  // the verdict falls; on other terms there is none: waiters and later Finishes get
+  // INVALID_ARGUMENT naming the daemons, and the step must begin again in a higher generation.
+  absl::Status OnVote(const CastVote& cast, Effects& effects);
+  // All votes known here for a step: the one in flight, or the last that was consumed.
+  std::vector<CastVote> VotesOf(std::int64_t step) const;
+  // A daemon can't be reached. Whoever waits for its vote gets UNAVAILABLE naming it and `why`; a
+  // Finish may be repeated, and waits again.
+  void OnUnreachable(int daemon, const std::string& why, Effects& effects);
+
+  // Raising the generation takes two rounds, so that no daemon throws away a step that another has
+  // applied. First all promise: no more votes in this generation, and what is known of the steps
+  // in flight. FAILED_PRECONDITION unless `generation` is above this one and every promise so far,
+  // or equal to the last promise (a repeat).
+  struct Promise {
+    std::int64_t next_step = 0;
+    std::vector<CastVote> votes;  // for next_step and for the step before it, in this generation
+  };
+  absl::StatusOr<Promise> OnPrepare(std::int64_t generation);
+  // Then it is raised: `settled` are all votes of a step that some daemon may have applied (see
+  // SettledVotes), or none. Where that step is in flight here its verdict falls now, else the step
+  // in flight is discarded and its waiters get ABORTED. A commit under way is past its verdict: it
+  // goes on and its waiters get the outcome. Ignored unless higher.
+  void OnGeneration(std::int64_t generation, const std::vector<CastVote>& settled,
+                    Effects& effects);
   // No further steps (drain, close): the step in flight is discarded, waiters get `status` (not OK:
   // checked), later calls too. A commit under way goes on and its waiters get the outcome.
   void OnStop(const absl::Status& status, Effects& effects);
@@ -188,8 +237,9 @@ class StepMachine {
   const std::map<std::string, Hyperparameters>& adamw() const { return adamw_; }
 
  private:
-  // Slices, Finishes and Skips come in; then the last reductions; then the commit.
-  enum class Phase : std::uint8_t { kCollecting, kReducing, kCommitting };
+  // Slices, Finishes and Skips come in; then the last reductions; then the other daemons' votes;
+  // then the commit.
+  enum class Phase : std::uint8_t { kCollecting, kReducing, kVoting, kCommitting };
   // A trainer's call, as messages and checks see it.
   struct Call {
     const char* action;
@@ -228,12 +278,20 @@ class StepMachine {
   // step_machine.cc: what follows.
   void Advance(Effects& effects);
   void RequestReduction(int state, Effects& effects);
-  void Conclude(Effects& effects);
-  void ConcludeSkip(Effects& effects);
   Vote EmptyVote() const;
   Vote OwnVote() const;
+  Vote SkipVote() const;
   void Commit(const Verdict& verdict, Effects& effects);
   void Consume(const Verdict& verdict, double told, const CommitFacts& facts, Effects& effects);
+
+  // step_machine_vote.cc: how the daemons agree.
+  void Cast(const Vote& vote, Effects& effects);
+  void Conclude(Effects& effects);
+  std::uint64_t Terms() const;
+  absl::Status Terms(const std::map<int, Vote>& votes) const;
+  std::string DaemonNames(const std::vector<int>& daemons) const;
+  std::vector<int> MissingVotes() const;
+  std::string DescribeMissing() const;
   std::vector<std::string> InRegistrationOrder(const std::vector<std::string>& names) const;
   void Discard(Effects& effects);
   void NextAttempt();
@@ -253,6 +311,10 @@ class StepMachine {
   std::map<int, std::optional<GradientFacts>> reductions_;
   std::int64_t reductions_open_ = 0;
   std::optional<Verdict> verdict_;                 // set iff committing
+  // By daemon, for the step in flight and, from a daemon that has consumed it, for the next.
+  std::map<int, Vote> votes_, early_votes_;
+  absl::Status no_verdict_;           // all have voted, on different terms
+  std::int64_t promised_ = 0;         // no vote is cast below this generation
   std::map<std::uint64_t, std::int64_t> waiters_;  // their ranks
   // Ranks whose attempt was discarded since they disagreed, until they have been told.
   std::map<std::int64_t, absl::Status> rejected_;
@@ -261,6 +323,7 @@ class StepMachine {
   std::optional<StepOutcome> last_outcome_;
   absl::Status last_status_;
   std::map<SliceId, std::uint64_t> last_digests_;
+  std::map<int, Vote> last_votes_;
   std::int64_t last_committed_ = -1;
   std::int64_t applied_steps_ = 0;
   std::int64_t skipped_steps_ = 0;
@@ -269,5 +332,9 @@ class StepMachine {
   absl::Status stopped_;
   std::string failure_;
 };
+
+// What a change of generation must not throw away, from the promises of all daemons: the votes of
+// the lowest next step if they are complete (some daemon may have its verdict), else none. Pure.
+std::vector<CastVote> SettledVotes(int daemons, const std::vector<StepMachine::Promise>& promises);
 
 }  // namespace muond

@@ -152,8 +152,7 @@ absl::Status StepMachine::OnBegin(std::int64_t rank, std::int64_t generation,
         Describe(call) + "the rank has skipped the step; raise the generation to start it over");
   }
   if (absl::Status disagreement = Disagreement(call, complete); !disagreement.ok()) {
-    // Once all have finished the step is decided; a late word can't undo that.
-    if (phase_ == Phase::kCollecting) Reject(rank, disagreement, effects);
+    Reject(rank, disagreement, effects);
     return disagreement;
   }
   rejected_.erase(rank);
@@ -167,11 +166,18 @@ absl::Status StepMachine::CheckSlice(const Call& call, const SliceId& id) const 
     return absl::NotFoundError(
         absl::StrFormat("%sparameter %d: no such parameter", Describe(call), id.parameter));
   }
-  const std::int64_t slices = index_->Slices(id.parameter, id.rank);
-  if (id.slice >= 0 && id.slice < slices) return absl::OkStatus();
+  if (index_->IsHere(id.parameter, id.rank, id.slice)) return absl::OkStatus();
+  const std::int64_t slices = index_->Registered(id.parameter, id.rank);
+  const std::string& name = index_->parameter(id.parameter).name;
+  if (id.slice >= 0 && id.slice < slices) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("parameter \"%s\": push for step %d: slice %d of rank %d has no element in "
+                        "what this daemon owns of it",
+                        name, call.step, id.slice, id.rank));
+  }
   return absl::NotFoundError(absl::StrFormat(
-      "parameter \"%s\": push for step %d: no slice %d of rank %d, which registered %d",
-      index_->parameter(id.parameter).name, call.step, id.slice, id.rank, slices));
+      "parameter \"%s\": push for step %d: no slice %d of rank %d, which registered %d", name,
+      call.step, id.slice, id.rank, slices));
 }
 
 // Whether the rank may contribute this slice to the attempt in flight.

@@ -24,6 +24,7 @@ absl::Status StepMachine::CheckEnding(const Call& call) {
   MUOND_RETURN_IF_ERROR(CheckStep(call));
   // The call may be a repeat for a step that is being committed: its outcome is at hand.
   if (phase_ != Phase::kCommitting) MUOND_RETURN_IF_ERROR(CheckOpen(call));
+  MUOND_RETURN_IF_ERROR(no_verdict_);
   if (const auto found = rejected_.find(call.rank); found != rejected_.end()) {
     absl::Status status = found->second;
     rejected_.erase(found);
@@ -53,7 +54,7 @@ absl::StatusOr<std::set<int>> StepMachine::CheckAbsent(
                           "pushed slices of it",
                           name, call.step, call.rank));
     }
-    if (index_->Slices(p, call.rank) > 0) absent.insert(p);
+    if (index_->Registered(p, call.rank) > 0) absent.insert(p);
   }
   const std::set<int>* before = attempt_.AbsentOf(call.rank);
   if (phase_ != Phase::kCollecting && before != nullptr && *before != absent) {
@@ -163,10 +164,7 @@ void StepMachine::OnSkip(std::int64_t rank, std::int64_t generation, std::int64_
 void StepMachine::OnDeadline(std::uint64_t waiter, Effects& effects) {
   const auto found = waiters_.find(waiter);
   if (found == waiters_.end()) return;
-  std::string missing = attempt_.DescribeMissing();
-  if (missing.empty()) {
-    missing = phase_ == Phase::kCommitting ? "the end of the commit" : "the end of the reductions";
-  }
+  const std::string missing = DescribeMissing();
   const std::int64_t rank = found->second;
   waiters_.erase(found);
   const char* action = attempt_.Skipped(rank) ? "skip" : "finish";
@@ -197,6 +195,8 @@ void StepMachine::ReplyAll(const absl::Status& status, Effects& effects) {
 // Ranks disagree: tells all of them, now or at their next call, and starts the step over. The
 // caller has been told.
 void StepMachine::Reject(std::int64_t caller, const absl::Status& status, Effects& effects) {
+  // What all ranks have ended is decided, and this daemon may have voted: a late word is too late.
+  if (phase_ != Phase::kCollecting) return;
   std::set<std::int64_t> untold = attempt_.Participants();
   untold.erase(caller);
   for (const auto& [waiter, rank] : waiters_) untold.erase(rank);

@@ -36,8 +36,9 @@ Verdict Decide(const VerdictRules& rules, std::span<const Vote> votes) {
   std::int64_t state_overflows = 0;
   SkipCause word = SkipCause::kNone;
   for (const Vote& vote : votes) {
-    MUOND_CHECK(vote.step == votes[0].step && vote.generation == votes[0].generation,
-                "votes are about one step of one generation");
+    MUOND_CHECK(vote.step == votes[0].step && vote.generation == votes[0].generation &&
+                    vote.terms == votes[0].terms,
+                "votes are about one step of one generation, on the same terms");
     sum_squares.Merge(vote.sum_squares);
     verdict.nonfinite += vote.nonfinite;
     state_overflows += vote.state_overflows;

@@ -20,11 +20,15 @@ inline constexpr std::size_t kMaxNames = 8;
 struct Vote {
   std::int64_t generation = 0;
   std::int64_t step = 0;
+  // Of what the trainers told this daemon of the step: loss scale, micro-batches, hyperparameters,
+  // absent parameters, or their skip. Equal on all daemons, or there is no verdict.
+  std::uint64_t terms = 0;
   ExactSum sum_squares;                       // of the block sums of all owned parameters
   std::int64_t nonfinite = 0;                 // non-finite gradient elements
   std::int64_t state_overflows = 0;           // parameters whose new state could be non-finite
   SkipCause trainer_skip = SkipCause::kNone;  // the trainers' own word (Skip)
   std::vector<std::string> offenders;         // names, registration order, at most kMaxNames
+  friend bool operator==(const Vote&, const Vote&) = default;
 };
 
 struct VerdictRules {
@@ -49,7 +53,8 @@ struct Verdict {
 };
 
 // Order of causes: the trainers' word, overflow, state overflow, norm threshold. Independent of the
-// order of the votes. All votes must name one step and generation (checked: a programmer's error).
+// order of the votes. All votes must name one step, generation and terms (checked: a programmer's
+// error).
 Verdict Decide(const VerdictRules& rules, std::span<const Vote> votes);
 
 }  // namespace muond
