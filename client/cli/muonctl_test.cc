@@ -201,8 +201,8 @@ TEST_F(MuonctlTest, RefusesWhatItDoesNotUnderstand) {
 
 TEST_F(MuonctlTest, HelpsWithAllAndWithOneVerb) {
   EXPECT_EQ(Run({"--help"}), 0);
-  for (const char* word : {"status", "params", "health", "digest", "version", "MUOND_ENDPOINT",
-                           "Exit codes"}) {
+  for (const char* word : {"status", "params", "health", "digest", "plan", "version",
+                           "MUOND_ENDPOINT", "Exit codes"}) {
     EXPECT_THAT(out(), HasSubstr(word));
   }
   EXPECT_EQ(Run({"digest", "--help"}), 0);

@@ -45,6 +45,7 @@ struct Verb {
 VerbBody AttachDigest(CLI::App& command);
 VerbBody AttachHealth(CLI::App& command);
 VerbBody AttachParams(CLI::App& command);
+VerbBody AttachPlan(CLI::App& command);
 VerbBody AttachStatus(CLI::App& command);
 VerbBody AttachVersion(CLI::App& command);
 

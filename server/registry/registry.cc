@@ -55,28 +55,6 @@ absl::Status CheckCounts(const RunSpec& spec, const RegistryLimits& limits) {
   return absl::OkStatus();
 }
 
-// Bytes of master weights and moments, each tie once.
-std::int64_t StateBytes(const Routing& routing) {
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < routing.parameters.size(); ++i) {
-    const RoutedParameter& routed = routing.parameters[i];
-    if (routed.state != static_cast<int>(i)) continue;
-    const std::int64_t per_element = routed.algorithm == Algorithm::kMuon ? 4 + 4 : 4 + 4 + 4;
-    bytes = SaturatingAdd(bytes, SaturatingMultiply(routed.elements, per_element));
-  }
-  return bytes;
-}
-
-// Bytes of one staged gradient of every name.
-std::int64_t GradientBytes(const RunSpec& spec, const Routing& routing) {
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < spec.parameters.size(); ++i) {
-    const auto per_element = static_cast<std::int64_t>(DtypeBytes(spec.parameters[i].dtype));
-    bytes = SaturatingAdd(bytes, SaturatingMultiply(routing.parameters[i].elements, per_element));
-  }
-  return bytes;
-}
-
 std::int64_t Elements(const std::vector<Box>& boxes) {
   std::int64_t elements = 0;
   for (const Box& box : boxes) elements = SaturatingAdd(elements, box.Elements());
@@ -101,7 +79,8 @@ std::string RankObject(const std::string& parameter, std::int64_t rank) {
 
 }  // namespace
 
-absl::StatusOr<Registry> Registry::Create(RunSpec spec, const RegistryLimits& limits) {
+absl::StatusOr<Registry> Registry::Create(RunSpec spec, const RegistryLimits& limits,
+                                          const Placement& placement) {
   if (spec.parameters.empty()) {
     return absl::InvalidArgumentError(absl::StrFormat("run \"%s\": has no parameters", spec.name));
   }
@@ -113,16 +92,16 @@ absl::StatusOr<Registry> Registry::Create(RunSpec spec, const RegistryLimits& li
   MUOND_RETURN_IF_ERROR(CheckCounts(spec, limits));
   Registry registry;
   MUOND_ASSIGN_OR_RETURN(registry.routing_, RouteParameters(spec));
-  registry.state_bytes_ = StateBytes(registry.routing_);
-  const std::int64_t bytes =
-      SaturatingAdd(registry.state_bytes_, GradientBytes(spec, registry.routing_));
+  MUOND_ASSIGN_OR_RETURN(registry.plan_, MakePlan(spec, registry.routing_, placement.plan));
+  registry.KeepShards(placement);
+  registry.spec_ = std::move(spec);
+  registry.CountBytes();
+  const std::int64_t bytes = registry.run_bytes_;
   if (limits.run_bytes_max > 0 && bytes > limits.run_bytes_max) {
-    return LimitExceeded(absl::StrFormat("run \"%s\"", spec.name),
+    return LimitExceeded(absl::StrFormat("run \"%s\"", registry.spec_.name),
                          "bytes of optimizer state and staged gradients", bytes,
                          limits.run_bytes_max, "--max-run-bytes");
   }
-  registry.run_bytes_ = bytes;
-  registry.spec_ = std::move(spec);
   registry.slices_per_rank_max_ = limits.slices_per_rank_max;
   for (std::size_t i = 0; i < registry.spec_.parameters.size(); ++i) {
     registry.index_.emplace(registry.spec_.parameters[i].name, static_cast<int>(i));
@@ -130,6 +109,37 @@ absl::StatusOr<Registry> Registry::Create(RunSpec spec, const RegistryLimits& li
   registry.held_.resize(registry.spec_.parameters.size());
   registry.held_elements_.resize(registry.spec_.parameters.size(), 0);
   return registry;
+}
+
+void Registry::KeepShards(const Placement& placement) {
+  here_.resize(routing_.parameters.size());
+  for (const Shard& shard : plan_.shards) {
+    const PlanOwner& owner = plan_.owners[shard.owner].place;
+    if (owner.daemon != placement.daemon) continue;
+    here_[shard.parameter].push_back(shard);
+    here_[shard.parameter].back().owner = owner.device;
+  }
+}
+
+std::int64_t Registry::ElementsHere(int parameter) const {
+  std::int64_t elements = 0;
+  for (const Shard& shard : ShardsHere(parameter)) elements += shard.elements;
+  return elements;
+}
+
+// Master weights and moments, each tie once, and one staged gradient of every name.
+void Registry::CountBytes() {
+  std::int64_t gradients = 0;
+  for (int i = 0; i < static_cast<int>(spec_.parameters.size()); ++i) {
+    const RoutedParameter& routed = routing_.parameters[i];
+    const std::int64_t elements = ElementsHere(i);
+    const auto per_element = static_cast<std::int64_t>(DtypeBytes(spec_.parameters[i].dtype));
+    gradients = SaturatingAdd(gradients, SaturatingMultiply(elements, per_element));
+    if (routed.state != i) continue;
+    const std::int64_t state = routed.algorithm == Algorithm::kMuon ? 4 + 4 : 4 + 4 + 4;
+    state_bytes_ = SaturatingAdd(state_bytes_, SaturatingMultiply(elements, state));
+  }
+  run_bytes_ = SaturatingAdd(state_bytes_, gradients);
 }
 
 int Registry::Find(const std::string& name) const {

@@ -1,5 +1,5 @@
-// Which parameters a run has, how they are routed, and which rank holds which slices. Pure values;
-// the run's loop owns the one instance of a run.
+// Which parameters a run has, how they are routed, who owns what, and which rank holds which
+// slices. Pure values; the run owns the one instance.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "proto/values.h"
 #include "server/registry/cover.h"
+#include "server/registry/plan.h"
 #include "server/registry/routing.h"
 
 namespace muond {
@@ -25,17 +26,33 @@ struct RegistryLimits {
   std::int64_t slices_per_rank_max = 4'000'000;           // --max-slices-per-rank
 };
 
+// Which of a run's daemons this one is.
+struct Placement {
+  PlanOptions plan;
+  int daemon = 0;
+};
+
 class Registry {
  public:
   // Validates and routes the whole run (see RouteParameters), checks limits (RESOURCE_EXHAUSTED
   // with the flag that raises them). An empty model is INVALID_ARGUMENT.
   //
-  // A run's bytes are its state (master weights and momentum, or master weights and two moments, in
-  // fp32, each tie once) and one staged gradient of each name in its dtype.
-  static absl::StatusOr<Registry> Create(RunSpec spec, const RegistryLimits& limits);
+  // A run's bytes are the state that this daemon owns (master weights and momentum, or master
+  // weights and two moments, in fp32, each tie once) and one staged gradient of it for each name in
+  // its dtype.
+  static absl::StatusOr<Registry> Create(RunSpec spec, const RegistryLimits& limits,
+                                         const Placement& placement = {});
 
   const RunSpec& spec() const { return spec_; }
   const Routing& routing() const { return routing_; }
+  const Plan& plan() const { return plan_; }
+  // What this daemon owns of a parameter (of a tied name: of its tie): ascending, none adjacent
+  // unless they lie on different devices; empty when it owns nothing. `owner` is the device.
+  const std::vector<Shard>& ShardsHere(int parameter) const {
+    return here_[routing_.parameters[parameter].state];
+  }
+  // Elements in them.
+  std::int64_t ElementsHere(int parameter) const;
   // Bytes of optimizer state; the same and one staged copy of the gradients.
   std::int64_t state_bytes() const { return state_bytes_; }
   std::int64_t run_bytes() const { return run_bytes_; }
@@ -78,6 +95,8 @@ class Registry {
     SlicesByIndex slices;
   };
 
+  void KeepShards(const Placement& placement);
+  void CountBytes();
   absl::StatusOr<SlicesByIndex> CheckSlices(std::int64_t rank, const RankSlices& slices) const;
   absl::Status CheckBoxes(int parameter, std::int64_t rank, const std::vector<Box>& boxes) const;
   absl::Status CheckAgainstOthers(int parameter, std::int64_t rank,
@@ -86,6 +105,8 @@ class Registry {
 
   RunSpec spec_;
   Routing routing_;
+  Plan plan_;
+  std::vector<std::vector<Shard>> here_;  // by state
   std::int64_t state_bytes_ = 0;
   std::int64_t run_bytes_ = 0;
   std::int64_t slices_per_rank_max_ = 0;

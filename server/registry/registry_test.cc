@@ -111,12 +111,12 @@ TEST(Registry, RunBytesCountStateOncePerTieAndEveryStagedGradient) {
   EXPECT_TRUE(Registry::Create(run, {.run_bytes_max = 0}).ok());
 }
 
-TEST(Registry, RunBytesSaturate) {
+TEST(Registry, RunBytesThatCannotBeCountedAreRefused) {
   const std::int64_t big = std::int64_t{1} << 59;
   const auto run = RunOf({Tensor("a", {big}), Tensor("b", {big})});
   const std::int64_t max = INT64_MAX;
   EXPECT_STATUS(Registry::Create(run, {.tensor_bytes_max = max, .run_bytes_max = max - 1}),
-                absl::IsResourceExhausted, "--max-run-bytes");
+                absl::IsResourceExhausted, "more than can be counted");
 }
 
 // ---- Join -------------------------------------------------------------------------------------

@@ -1,0 +1,213 @@
+// `muonctl plan`: who would own what, before anything runs. Needs no daemon: it calls the function
+// that the daemons themselves plan with.
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <ostream>
+#include <system_error>
+
+#include "absl/strings/str_format.h"
+#include "client/cli/format.h"
+#include "client/cli/message_json.h"
+#include "client/cli/text_table.h"
+#include "client/cli/verb.h"
+#include "client/models/model.h"
+#include "client/models/model_file.h"
+#include "proto/check.h"
+#include "server/registry/plan.h"
+#include "server/registry/routing.h"
+
+namespace muond::cli {
+namespace {
+
+struct PlanFlags {
+  std::string model;
+  int daemons = 1;
+  int devices = 1;
+  std::int64_t memory_max = 0;
+  bool overlap = false;
+  std::string backend = "cpu";
+  std::string dtype = "f32";
+};
+
+void AddFlags(CLI::App& command, PlanFlags& flags) {
+  command
+      .add_option("--model", flags.model,
+                  absl::StrFormat("a model file, or %s", models::ModelNames()))
+      ->type_name("MODEL")
+      ->required();
+  command.add_option("--daemons", flags.daemons, "how many daemons")
+      ->check(CLI::Range(1, static_cast<int>(kOwnersMax)))
+      ->capture_default_str();
+  command.add_option("--devices", flags.devices, "how many devices each of them has")
+      ->check(CLI::Range(1, static_cast<int>(kOwnersMax)))
+      ->capture_default_str();
+  command
+      .add_option("--memory-max", flags.memory_max,
+                  "most bytes that a device may hold, as 80GiB; 0: no limit")
+      ->type_name("BYTES")
+      ->transform(CLI::AsSizeValue(true));
+  command.add_flag("--overlap", flags.overlap, "Newton-Schulz starts before the verdict");
+  command.add_option("--backend", flags.backend, "whose scratch to count: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command.add_option("--dtype", flags.dtype, "of gradients where the file says nothing")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
+      ->capture_default_str();
+}
+
+// A file where there is one of that name, else a model by name.
+absl::StatusOr<RunSpec> LoadRun(const PlanFlags& flags) {
+  Dtype dtype = Dtype::kF32;
+  if (flags.dtype == "bf16") dtype = Dtype::kBF16;
+  if (flags.dtype == "f16") dtype = Dtype::kF16;
+  std::error_code ignored;
+  if (std::filesystem::exists(flags.model, ignored)) {
+    return models::LoadModelFile(flags.model, dtype);
+  }
+  const absl::StatusOr<models::Model> model = models::ParseModel(flags.model);
+  if (!model.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s, or a model file that exists", model.status().message()));
+  }
+  return models::MakeRunSpec(*model, "plan", dtype);
+}
+
+// The loads of a daemon's devices together; flops: of the busiest of them.
+OwnerLoad DaemonLoad(const PlanFlags& flags, const Plan& plan, int daemon) {
+  OwnerLoad sum{.place = {daemon, 0}};
+  for (int device = 0; device < flags.devices; ++device) {
+    const OwnerLoad& owner = plan.owners[daemon * flags.devices + device];
+    sum.flops = std::max(sum.flops, owner.flops);
+    sum.matrices += owner.matrices;
+    sum.elements += owner.elements;
+    sum.state_bytes += owner.state_bytes;
+    sum.staging_bytes += owner.staging_bytes;
+    sum.scratch_bytes += owner.scratch_bytes;
+    sum.bytes_in += owner.bytes_in;
+    sum.bytes_out += owner.bytes_out;
+  }
+  return sum;
+}
+
+double ShareOfLargest(const Plan& plan, const OwnerLoad& load) {
+  return plan.largest_flops == 0 ? 0 : load.flops / plan.largest_flops;
+}
+
+Json LoadJson(const Plan& plan, const OwnerLoad& load) {
+  return {{"newton_schulz_flops", load.flops},   {"share_of_largest", ShareOfLargest(plan, load)},
+          {"matrices", load.matrices},           {"elements", load.elements},
+          {"state_bytes", load.state_bytes},     {"staging_bytes", load.staging_bytes},
+          {"scratch_bytes", load.scratch_bytes}, {"memory_bytes", load.MemoryBytes()},
+          {"bytes_in", load.bytes_in},           {"bytes_out", load.bytes_out}};
+}
+
+Json PlanJson(const PlanFlags& flags, const Routing& routing, const Plan& plan) {
+  Json daemons = Json::array();
+  for (int daemon = 0; daemon < flags.daemons; ++daemon) {
+    Json entry = {{"daemon", daemon}};
+    Json devices = Json::array();
+    for (int device = 0; device < flags.devices; ++device) {
+      Json one = {{"device", device}};
+      one.update(LoadJson(plan, plan.owners[daemon * flags.devices + device]));
+      devices.push_back(std::move(one));
+    }
+    entry.update(LoadJson(plan, DaemonLoad(flags, plan, daemon)));
+    entry["devices"] = std::move(devices);
+    daemons.push_back(std::move(entry));
+  }
+  const SplitAdvice& split = plan.split;
+  return {{"model", flags.model},
+          {"hash", plan.hash},
+          {"parameters", routing.parameters.size()},
+          {"muon_parameters", routing.muon_parameters},
+          {"adamw_parameters", routing.adamw_parameters},
+          {"matrices", routing.muon_matrices},
+          {"shards", plan.shards.size()},
+          {"owners", plan.owners.size()},
+          {"newton_schulz_flops", plan.total_flops},
+          {"mean_flops", plan.MeanFlops()},
+          {"largest_flops", plan.largest_flops},
+          {"floor_flops", plan.floor_flops},
+          {"imbalance_over_floor", plan.imbalance_over_floor},
+          {"floor_over_mean", plan.total_flops == 0 ? 1 : plan.floor_flops / plan.MeanFlops()},
+          {"split",
+           {{"helps", split.helps},
+            {"reason", split.reason},
+            {"rows", split.rows},
+            {"cols", split.cols},
+            {"matrices", split.count},
+            {"matrix_flops", plan.largest_matrix_flops},
+            {"gain", split.gain},
+            {"gram_bytes", split.gram_bytes}}},
+          {"daemons", std::move(daemons)}};
+}
+
+std::string Counted(std::int64_t count, const char* what) {
+  return absl::StrFormat("%d %s%s", count, what, count == 1 ? "" : "s");
+}
+
+std::string LoadTable(const PlanFlags& flags, const Plan& plan, bool color) {
+  TextTable table;
+  for (const char* name : {"DAEMON", "DEVICE", "MATRICES", "ELEMENTS", "NS TFLOP", "OF LARGEST",
+                           "STATE", "STAGING", "SCRATCH", "MEMORY", "IN/STEP", "OUT/STEP"}) {
+    if (flags.devices > 1 || name != std::string("DEVICE")) table.AddColumn(name, Align::kRight);
+  }
+  for (const OwnerLoad& load : plan.owners) {
+    std::vector<Cell> row = {{FormatCount(load.place.daemon)}};
+    if (flags.devices > 1) row.push_back({FormatCount(load.place.device)});
+    for (std::string text :
+         {FormatCount(load.matrices), FormatCount(load.elements), FormatNumber(load.flops / 1e12),
+          absl::StrFormat("%.1f%%", 100 * ShareOfLargest(plan, load)),
+          FormatBytes(load.state_bytes), FormatBytes(load.staging_bytes),
+          FormatBytes(load.scratch_bytes), FormatBytes(load.MemoryBytes()),
+          FormatBytes(load.bytes_in), FormatBytes(load.bytes_out)}) {
+      row.push_back({std::move(text)});
+    }
+    table.AddRow(std::move(row));
+  }
+  return table.Render(color);
+}
+
+std::string PlanText(const PlanFlags& flags, const Routing& routing, const Plan& plan, bool color) {
+  std::string text = absl::StrFormat(
+      "%s on %s of %s: %s by Muon, %s by AdamW; %s, plan %s\n\n", flags.model,
+      Counted(flags.daemons, "daemon"), Counted(flags.devices, "device"),
+      Counted(routing.muon_parameters, "parameter"), Counted(routing.adamw_parameters, "parameter"),
+      Counted(plan.shards.size(), "shard"), plan.hash);
+  text += LoadTable(flags, plan, color);
+  text += absl::StrFormat(
+      "\nNewton-Schulz %s TFLOP a step, %s for each owner on average\n"
+      "largest load %s TFLOP: %.4f of the floor that whole matrices allow (%s), which is %.4f of "
+      "the mean\n",
+      FormatNumber(plan.total_flops / 1e12), FormatNumber(plan.MeanFlops() / 1e12),
+      FormatNumber(plan.largest_flops / 1e12), plan.imbalance_over_floor,
+      FormatNumber(plan.floor_flops / 1e12),
+      plan.total_flops == 0 ? 1 : plan.floor_flops / plan.MeanFlops());
+  text += absl::StrFormat("splitting matrices would %s: %s\n",
+                          plan.split.helps ? "help" : "not help", plan.split.reason);
+  return text;
+}
+
+}  // namespace
+
+VerbBody AttachPlan(CLI::App& command) {
+  auto flags = std::make_shared<PlanFlags>();
+  AddFlags(command, *flags);
+  return [flags](VerbContext& context) -> absl::StatusOr<ExitCode> {
+    MUOND_ASSIGN_OR_RETURN(const RunSpec run, LoadRun(*flags));
+    MUOND_ASSIGN_OR_RETURN(const Routing routing, RouteParameters(run));
+    PlanOptions options;
+    options.devices_per_daemon.assign(static_cast<std::size_t>(flags->daemons), flags->devices);
+    options.memory_max_bytes = flags->memory_max;
+    options.overlap = flags->overlap;
+    options.iterate_bytes = flags->backend == "cuda" ? 2 : 4;
+    MUOND_ASSIGN_OR_RETURN(const Plan plan, MakePlan(run, routing, options));
+    context.out << (context.output == Output::kJson
+                        ? JsonText(PlanJson(*flags, routing, plan))
+                        : PlanText(*flags, routing, plan, context.color));
+    return kOk;
+  };
+}
+
+}  // namespace muond::cli

@@ -1,0 +1,139 @@
+// muonctl plan, which asks no daemon: the endpoint of these tests is none.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "client/cli/message_json.h"
+#include "client/cli/muonctl.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace muond::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+struct Result {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Result Plan(std::vector<std::string> arguments) {
+  std::ostringstream out, err;
+  arguments.insert(arguments.begin(), {"--endpoint", "unix:///nonexistent/muond.sock", "plan"});
+  const int code = RunMuonctl(arguments, {.environment = {}, .out = out, .err = err});
+  return {code, out.str(), err.str()};
+}
+
+Json PlanAsJson(std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"-o", "json"});
+  const Result result = Plan(arguments);
+  EXPECT_EQ(result.code, 0) << result.err;
+  return Json::parse(result.out);
+}
+
+TEST(MuonctlPlan, LlamasAreWithinFivePercentOfTheFloor) {
+  for (const char* model : {"llama1b", "llama7b", "llama70b"}) {
+    for (const char* daemons : {"1", "2", "4", "8", "16", "32", "64"}) {
+      const Json plan = PlanAsJson({"--model", model, "--daemons", daemons});
+      EXPECT_LE(plan["imbalance_over_floor"], 1.05) << model << " on " << daemons;
+      EXPECT_EQ(plan["daemons"].size(), std::stoul(daemons));
+    }
+  }
+}
+
+TEST(MuonctlPlan, JsonAddsUp) {
+  const Json plan =
+      PlanAsJson({"--model", "llama1b", "--daemons", "3", "--devices", "2", "--dtype", "bf16"});
+  EXPECT_EQ(plan["model"], "llama1b");
+  EXPECT_EQ(plan["matrices"], 112);
+  EXPECT_EQ(plan["owners"], 6);
+  std::int64_t matrices = 0, elements = 0, in = 0;
+  for (const Json& daemon : plan["daemons"]) {
+    std::int64_t memory = 0;
+    ASSERT_EQ(daemon["devices"].size(), 2u);
+    for (const Json& device : daemon["devices"]) memory += device["memory_bytes"].get<int64_t>();
+    EXPECT_EQ(daemon["memory_bytes"], memory);
+    matrices += daemon["matrices"].get<std::int64_t>();
+    elements += daemon["elements"].get<std::int64_t>();
+    in += daemon["bytes_in"].get<std::int64_t>();
+  }
+  EXPECT_EQ(matrices, 112);
+  EXPECT_EQ(elements, 1'235'814'400);
+  EXPECT_EQ(in, 2 * elements);
+}
+
+TEST(MuonctlPlan, TableSaysLoadMemoryAndAdvice) {
+  const Result result = Plan({"--model", "llama1b", "--daemons", "64"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.err, IsEmpty());
+  for (const char* text : {"DAEMON", "NS TFLOP", "SCRATCH", "IN/STEP",
+                           "largest load 0.7731 TFLOP: "
+                           "1.0000 of the floor",
+                           "splitting matrices would help: 48 matrices of "
+                           "8192 x 2048, 0.7731 TFLOP each, for 64 owners; "}) {
+    EXPECT_THAT(result.out, HasSubstr(text));
+  }
+  EXPECT_THAT(Plan({"--model", "llama1b", "--daemons", "16"}).out,
+              HasSubstr("splitting matrices would not help: "));
+  EXPECT_THAT(Plan({"--model", "llama1b", "--devices", "2"}).out, HasSubstr("DEVICE"));
+}
+
+TEST(MuonctlPlan, ScratchGrowsWithOverlapAndWithWideIterates) {
+  const auto scratch = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--model", "llama1b"});
+    return PlanAsJson(more)["daemons"][0]["scratch_bytes"].get<std::int64_t>();
+  };
+  EXPECT_EQ(scratch({}), 2 * scratch({"--backend", "cuda"}));
+  EXPECT_GT(scratch({"--overlap"}), scratch({}));
+}
+
+TEST(MuonctlPlan, MemoryLimitIsKeptOrRefused) {
+  const Json plan = PlanAsJson({"--model", "llama1b", "--daemons", "4", "--memory-max", "5GiB"});
+  for (const Json& daemon : plan["daemons"]) {
+    EXPECT_LE(daemon["memory_bytes"], std::int64_t{5} << 30);
+  }
+  const Result refused = Plan({"--model", "llama1b", "--memory-max", "5GiB"});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("muonctl: plan: parameter \"layers."));
+  EXPECT_THAT(refused.err, HasSubstr("the memory limit is 5368709120 bytes"));
+}
+
+TEST(MuonctlPlan, ReadsModelFiles) {
+  const std::string path = testing::TempDir() + "/plan_model.json";
+  std::ofstream(path) << R"([{"name": "experts", "shape": [8, 512, 256], "kind": "experts"}])";
+  const Json plan = PlanAsJson({"--model", path, "--daemons", "4"});
+  EXPECT_EQ(plan["shards"], 4);
+  EXPECT_EQ(plan["daemons"][3]["matrices"], 2);
+  std::ofstream(path) << R"([{"name": "w", "shape": [8, 512, 256]}])";
+  const Result refused = Plan({"--model", path});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("parameter \"w\": shape [8, 512, 256] without a kind"));
+  std::ofstream(path) << R"([{"name": "w", "form": [8]}])";
+  EXPECT_THAT(Plan({"--model", path}).err, HasSubstr("parameters[0] \"w\": key \"form\""));
+  std::filesystem::remove(path);
+}
+
+TEST(MuonctlPlan, RefusesWhatItDoesNotUnderstand) {
+  const Result unknown = Plan({"--model", "lama1b"});
+  EXPECT_EQ(unknown.code, 1);
+  EXPECT_THAT(unknown.err, HasSubstr("model \"lama1b\": expected tiny, gpt2"));
+  EXPECT_THAT(unknown.err, HasSubstr("or a model file that exists"));
+  for (const auto& arguments :
+       std::vector<std::vector<std::string>>{{},
+                                             {"--model", "tiny", "--daemons", "0"},
+                                             {"--model", "tiny", "--daemons", "x"},
+                                             {"--model", "tiny", "--devices", "-1"},
+                                             {"--model", "tiny", "--memory-max", "lots"},
+                                             {"--model", "tiny", "--dtype", "fp8"},
+                                             {"--model", "tiny", "--backend", "tpu"}}) {
+    EXPECT_EQ(Plan(arguments).code, 2) << testing::PrintToString(arguments);
+  }
+  EXPECT_EQ(Plan({"--model", "tiny", "--daemons", "60000", "--devices", "2"}).code, 1);
+}
+
+}  // namespace
+}  // namespace muond::cli
