@@ -108,7 +108,9 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
   MUOND_ASSIGN_OR_RETURN(connection->peer_, ResolveTarget(endpoint));
   connection->control_ =
       v1::Optimizer::NewStub(MakeChannel(connection->peer_, kControlMessageBytes));
-  connection->bulk_ = MakeChannel(connection->peer_, chunk_bytes + kMessageHeaderBytes);
+  // A chunk with its header; and a Pull that names some hundred thousand slices.
+  connection->bulk_ = MakeChannel(
+      connection->peer_, std::max(chunk_bytes + kMessageHeaderBytes, kControlMessageBytes));
   return connection;
 }
 

@@ -25,16 +25,16 @@ class Assembly {
  public:
   Assembly(const PullJob& job, v1::PullRequest& request) : job_(job) {
     std::map<std::string, v1::ParameterSlices*> by_name;
-    for (const SliceSink& sink : job.sinks) {
-      if (sink.elements == 0) continue;  // nothing will come for it
-      v1::ParameterSlices*& slices = by_name[sink.parameter];
+    for (const SinkPart& part : job.parts) {
+      const std::string& name = part.sink->parameter;
+      v1::ParameterSlices*& slices = by_name[name];
       if (slices == nullptr) {
         slices = request.add_slices();
-        slices->set_parameter(sink.parameter);
+        slices->set_parameter(name);
       }
       const std::int64_t index = slices->boxes_size();
-      *slices->add_boxes() = ToProto(job.table->BoxOf(sink.parameter, sink.slice));
-      progress_.emplace(std::pair(sink.parameter, index), Progress{&sink, 0});
+      *slices->add_boxes() = ToProto(*part.box);
+      progress_.emplace(std::pair(name, index), Progress(part));
     }
   }
 
@@ -56,32 +56,46 @@ class Assembly {
     }
     Progress& progress = found->second;
     MUOND_ASSIGN_OR_RETURN(const std::int64_t count, CountOf(chunk, progress));
-    const auto offset = static_cast<std::size_t>(progress.next) * DtypeBytes(progress.sink->dtype);
-    MUOND_RETURN_IF_ERROR(CopyPayload(
-        message, chunk, static_cast<std::byte*>(progress.sink->data) + offset));
-    progress.next += count;
+    const SliceSink& sink = *progress.part->sink;
+    const auto offset = static_cast<std::size_t>(progress.next) * DtypeBytes(sink.dtype);
+    MUOND_RETURN_IF_ERROR(
+        CopyPayload(message, chunk, static_cast<std::byte*>(sink.data) + offset));
+    progress.Advance(count);
     return absl::OkStatus();
   }
 
   absl::Status CheckComplete() const {
     for (const auto& [key, progress] : progress_) {
-      if (progress.next == progress.sink->elements) continue;
+      if (progress.complete()) continue;
       return absl::DataLossError(absl::StrFormat(
-          "parameter \"%s\": pull of version %d: slice %d ended after %d of %d elements",
-          key.first, job_.version, progress.sink->slice, progress.next, progress.sink->elements));
+          "parameter \"%s\": pull of version %d: slice %d ended before element %d of %d", key.first,
+          job_.version, progress.part->sink->slice, progress.next,
+          progress.part->sink->elements));
     }
     return absl::OkStatus();
   }
 
  private:
   struct Progress {
-    const SliceSink* sink = nullptr;
-    std::int64_t next = 0;  // elements before this one are there
+    explicit Progress(const SinkPart& p) : part(&p), next(p.ranges[0].first) {}
+    bool complete() const { return range == part->ranges.size(); }
+    // Elements that may still come before the next hole.
+    std::int64_t room() const {
+      return complete() ? 0 : part->ranges[range].first + part->ranges[range].count - next;
+    }
+    void Advance(std::int64_t count) {
+      next += count;
+      if (room() == 0 && ++range < part->ranges.size()) next = part->ranges[range].first;
+    }
+
+    const SinkPart* part;
+    std::size_t range = 0;  // the one that is coming in
+    std::int64_t next;      // element of the slice that must come next
   };
 
   // The elements of a chunk that fits where its sink stands.
   absl::StatusOr<std::int64_t> CountOf(const PulledChunk& chunk, const Progress& progress) const {
-    const SliceSink& sink = *progress.sink;
+    const SliceSink& sink = *progress.part->sink;
     const v1::Chunk& header = chunk.header;
     const auto element_bytes = DtypeBytes(sink.dtype);
     if (header.dtype() != v1::DTYPE_UNSPECIFIED && header.dtype() != ToProto(sink.dtype)) {
@@ -92,11 +106,11 @@ class Assembly {
     }
     const auto count = static_cast<std::int64_t>(chunk.data_bytes / element_bytes);
     if (header.offset() != progress.next || chunk.data_bytes % element_bytes != 0 || count == 0 ||
-        count > sink.elements - progress.next) {
+        count > progress.room()) {
       return absl::DataLossError(absl::StrFormat(
-          "parameter \"%s\": pull of slice %d: expected elements from %d to at most %d, got %d "
+          "parameter \"%s\": pull of slice %d: expected at most %d elements from %d on, got %d "
           "bytes at element %d",
-          sink.parameter, sink.slice, progress.next, sink.elements, chunk.data_bytes,
+          sink.parameter, sink.slice, progress.room(), progress.next, chunk.data_bytes,
           header.offset()));
     }
     return count;

@@ -5,24 +5,31 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
-#include "client/cpp/slice_table.h"
 #include "grpcpp/channel.h"
 #include "muond/v1/optimizer.pb.h"
+#include "proto/shard.h"
 
 namespace muond::client {
 
-// Sinks that have passed SliceTable::Check.
+// What comes from one daemon for a sink that has passed SliceTable::Check.
+struct SinkPart {
+  const SliceSink* sink = nullptr;
+  const Box* box = nullptr;          // of its slice
+  std::vector<ElementRange> ranges;  // ascending; not empty, none empty
+};
+
+// What is asked of one daemon.
 struct PullJob {
   std::shared_ptr<grpc::Channel> channel;
   v1::RunId id;
   std::int64_t rank = 0;
   std::int64_t version = 0;
-  std::span<const SliceSink> sinks;
-  const SliceTable* table = nullptr;
+  std::span<const SinkPart> parts;
   bool master = false;
   std::int64_t chunk_bytes = 0;
 };

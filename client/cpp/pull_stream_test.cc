@@ -100,13 +100,13 @@ TEST_F(PullTest, CorruptionThatStaysIsDataLoss) {
 
 TEST_F(PullTest, HolesOverlapsAndTruncationAreDataLoss) {
   EXPECT_THAT(PullTampered([](Messages& messages) { messages.pop_back(); }, 4),
-              HasSubstr("ended after 0 of 7 elements"));
+              HasSubstr("ended before element 0 of 7"));
   EXPECT_THAT(PullTampered([](Messages& messages) { messages.erase(messages.begin() + 1); }, 4),
-              HasSubstr("expected elements from 256"));
+              HasSubstr("elements from 256 on"));
   EXPECT_THAT(PullTampered([](Messages& messages) { messages.push_back(messages.back()); }, 4),
-              HasSubstr("expected elements from 7 to at most 7"));
+              HasSubstr("at most 0 elements from 7 on"));
   EXPECT_THAT(PullTampered([](Messages& messages) { messages.clear(); }, 4),
-              HasSubstr("ended after 0 of"));
+              HasSubstr("ended before element 0 of"));
 }
 
 TEST_F(PullTest, MoreThanTheSinkHoldsIsNeverWritten) {

@@ -17,13 +17,17 @@ namespace {
 
 using Writer = grpc::ClientWriter<grpc::ByteBuffer>;
 
+// Messages below this wait for company, so that many small slices share one write to the socket.
+constexpr std::size_t kSmallMessageBytes = std::size_t{64} << 10;
+
 // Writes the slices as messages of type `Message`; `head` is the first one without its chunk.
 // False when the stream broke: its status tells why.
 template <typename Message>
 bool WriteSlices(const PushJob& job, const Message& head, Writer& writer) {
   const Message empty;
   const Message* front = &head;
-  for (const SliceSource& source : job.sources) {
+  for (const SlicePart& part : job.parts) {
+    const SliceSource& source = *part.source;
     const auto element_bytes = static_cast<std::int64_t>(DtypeBytes(source.dtype));
     const std::int64_t step = std::max<std::int64_t>(job.chunk_bytes / element_bytes, 1);
     v1::Chunk header;
@@ -31,15 +35,20 @@ bool WriteSlices(const PushJob& job, const Message& head, Writer& writer) {
     header.set_slice(source.slice);
     header.set_micro_batch(source.micro_batch);
     header.set_dtype(ToProto(source.dtype));
-    for (std::int64_t at = 0; at < source.elements; at += step) {
-      const std::int64_t count = std::min(step, source.elements - at);
-      header.set_offset(at);
-      const auto* data = static_cast<const std::byte*>(source.data) + at * element_bytes;
-      const grpc::ByteBuffer message =
-          EncodeChunkMessage(*front, Message::kChunkFieldNumber, header, data,
-                             static_cast<std::size_t>(count * element_bytes));
-      if (!writer.Write(message)) return false;
-      front = &empty;
+    for (const ElementRange& range : part.ranges) {
+      for (std::int64_t at = range.first; at < range.first + range.count; at += step) {
+        const std::int64_t count = std::min(step, range.first + range.count - at);
+        header.set_offset(at);
+        const auto* data = static_cast<const std::byte*>(source.data) + at * element_bytes;
+        const grpc::ByteBuffer message =
+            EncodeChunkMessage(*front, Message::kChunkFieldNumber, header, data,
+                               static_cast<std::size_t>(count * element_bytes));
+        // The end of the stream flushes what still waits.
+        grpc::WriteOptions options;
+        if (message.Length() < kSmallMessageBytes) options.set_buffer_hint();
+        if (!writer.Write(message, options)) return false;
+        front = &empty;
+      }
     }
   }
   if (front != &head) return true;
@@ -62,9 +71,7 @@ CallResult Send(const PushJob& job, const char* method, const Message& head, abs
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   if (!status.ok()) return {FromGrpc(status), PositionFrom(context)};
-  const auto sent = static_cast<std::int64_t>(
-      std::count_if(job.sources.begin(), job.sources.end(),
-                    [](const SliceSource& source) { return source.elements > 0; }));
+  const auto sent = static_cast<std::int64_t>(job.parts.size());
   const std::int64_t taken = reply->slices_accepted() + reply->slices_duplicate();
   if (!written || taken != sent) {
     return {absl::DataLossError(absl::StrFormat(
@@ -93,8 +100,10 @@ CallResult SendPush(const PushJob& job, std::int64_t step, absl::Time deadline,
   CallResult result = Send(job, "/muond.v1.Optimizer/Push", head, deadline, reply);
   if (!result.status.ok()) return result;
   std::int64_t bytes = 0;
-  for (const SliceSource& source : job.sources) {
-    bytes += source.elements * static_cast<std::int64_t>(DtypeBytes(source.dtype));
+  for (const SlicePart& part : job.parts) {
+    for (const ElementRange& range : part.ranges) {
+      bytes += range.count * static_cast<std::int64_t>(DtypeBytes(part.source->dtype));
+    }
   }
   if (reply->bytes() != bytes) {
     result.status = absl::DataLossError(

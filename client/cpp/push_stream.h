@@ -5,25 +5,33 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
 #include "grpcpp/channel.h"
 #include "muond/v1/optimizer.pb.h"
+#include "proto/shard.h"
 
 namespace muond::client {
 
-// Slices that have passed SliceTable::Check. The buffers are only read.
+// What one daemon gets of a slice that has passed SliceTable::Check. The buffer is only read.
+struct SlicePart {
+  const SliceSource* source = nullptr;
+  std::vector<ElementRange> ranges;  // ascending; not empty, none empty
+};
+
+// What one daemon gets.
 struct PushJob {
   std::shared_ptr<grpc::Channel> channel;
   v1::RunId id;
   std::int64_t rank = 0;
-  std::span<const SliceSource> sources;
+  std::span<const SlicePart> parts;
   std::int64_t chunk_bytes = 0;  // largest payload of a message
 };
 
-// One attempt. Without a source the stream still opens and names run and rank: the reply tells
+// One attempt. Without a part the stream still opens and names run and rank: the reply tells
 // what is missing. DATA_LOSS when the daemon's count of slices or bytes is not what was sent.
 CallResult SendInitialize(const PushJob& job, absl::Time deadline, v1::InitializeReply* reply);
 CallResult SendPush(const PushJob& job, std::int64_t step, absl::Time deadline,

@@ -65,6 +65,10 @@ CallResult CallWithRetries(const RetryPlan& plan,
                            const std::function<CallResult(const Attempt&)>& call,
                            const RetryClock& clock = {});
 
+// How long the daemon may wait for others: a little less than the call itself has, so that it is
+// the daemon's answer, which names who is missing, that arrives. Milliseconds, at least 1.
+std::int64_t WaitMs(absl::Time deadline);
+
 // One unary call of the stub with a deadline.
 template <typename Request, typename Reply>
 CallResult CallOnce(v1::Optimizer::Stub& stub,

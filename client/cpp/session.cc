@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "client/cpp/connection.h"
+#include "client/cpp/daemons.h"
+#include "client/cpp/owner_table.h"
 #include "client/cpp/pull_stream.h"
 #include "client/cpp/push_stream.h"
 #include "client/cpp/retry.h"
@@ -49,9 +50,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std:
                                                        const SessionOptions& options) {
   MUOND_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Session> session(new Session());
-  MUOND_ASSIGN_OR_RETURN(
-      session->connection_,
-      Connection::Open(options.endpoint, options.channel, options.chunk_bytes));
+  MUOND_ASSIGN_OR_RETURN(session->daemons_,
+                         Daemons::Open(options.endpoint, options.channel, options.chunk_bytes));
   session->options_ = options;
   session->spec_ = spec;
   session->slices_ = slices;
@@ -61,75 +61,167 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std:
   return session;
 }
 
-absl::Status Session::Rejoin() {
+int Session::daemons() const { return daemons_->count(); }
+
+CallResult Session::RegisterWith(int daemon, v1::RegisterReply* reply) {
   v1::RegisterRequest request;
   *request.mutable_run() = ToProto(spec_);
   request.set_rank(rank_);
   request.set_session(options_.session);
   SlicesToProto(slices_, request.mutable_slices());
   request.set_client(kClientName);
-  v1::RegisterReply reply;
-  const CallResult result = CallWithRetries(
-      Plan("register", options_.call_timeout), [&](const Attempt& attempt) {
-        return CallOnce(connection_->control(), &v1::Optimizer::Stub::Register, request, &reply,
-                        attempt.deadline);
+  return CallWithRetries(
+      Plan(daemon, "register", options_.call_timeout), [&](const Attempt& attempt) {
+        return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Register, request,
+                        reply, attempt.deadline);
       });
-  MUOND_RETURN_IF_ERROR(result.status);
-  registered_ = std::move(reply);
-  Adopt(registered_.position());
-  loss_scale_ = registered_.loss_scale();
+}
+
+absl::Status Session::Rejoin() {
+  v1::RegisterReply first;
+  MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), &first).status);
+  MUOND_RETURN_IF_ERROR(daemons_->Adopt(first));
+  std::vector<v1::RegisterReply> replies(daemons_->count());
+  const CallResult others = daemons_->ForEach(
+      [&](int daemon, Connection&) { return RegisterWith(daemon, &replies[daemon]); },
+      /*but_home=*/true);
+  MUOND_RETURN_IF_ERROR(others.status);
+  replies[daemons_->home()] = std::move(first);
+  return Adopt(replies);
+}
+
+absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
+  const v1::RegisterReply& home = replies[daemons_->home()];
+  // A daemon that has not consumed the last step yet will, by the votes of all.
+  const v1::RegisterReply* behind = &home;
+  for (int daemon = 0; daemon < daemons_->count(); ++daemon) {
+    const v1::RegisterReply& reply = replies[daemon];
+    if (reply.plan_hash() != home.plan_hash()) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "run \"%s\": register: daemons \"%s\" and \"%s\" have different plans (%s and %s): they "
+          "must run one version with one list of peers",
+          spec_.name, (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer(),
+          home.plan_hash(), reply.plan_hash()));
+    }
+    if (reply.position().next_step() < behind->position().next_step()) behind = &reply;
+    generation_ = daemon == 0 ? reply.position().generation()
+                              : std::max(generation_, reply.position().generation());
+  }
+  MUOND_ASSIGN_OR_RETURN(OwnerTable owners, OwnerTable::Make(spec_, home));
+  owners_ = std::make_unique<OwnerTable>(std::move(owners));
+  registered_ = home;
+  *registered_.mutable_position() = behind->position();
+  for (const v1::RegisterReply& reply : replies) {
+    if (reply.position().state() != v1::RUN_STATE_NEEDS_RESTORE) continue;
+    *registered_.mutable_position() = reply.position();
+  }
+  const v1::RunPosition& position = registered_.position();
+  next_step_ = position.state() == v1::RUN_STATE_NEEDS_RESTORE ? position.resume_step()
+                                                              : position.next_step();
+  last_outcome_.reset();
+  if (position.has_last_outcome()) last_outcome_ = FromProto(position.last_outcome());
+  loss_scale_ = behind->loss_scale();
   step_ = -1;
   return absl::OkStatus();
 }
 
-void Session::Adopt(const v1::RunPosition& position) {
-  generation_ = position.generation();
-  next_step_ = position.next_step();
-  last_outcome_.reset();
-  if (position.has_last_outcome()) last_outcome_ = FromProto(position.last_outcome());
+std::vector<SlicePart> Session::PartsFor(int daemon, std::span<const SliceSource> sources) const {
+  std::vector<SlicePart> parts;
+  for (const SliceSource& source : sources) {
+    const Box& box = table_->BoxOf(source.parameter, source.slice);
+    std::vector<ElementRange> ranges = owners_->Owned(daemon, source.parameter, box);
+    if (!ranges.empty()) parts.push_back({&source, std::move(ranges)});
+  }
+  return parts;
 }
 
 absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
-  const PushJob job{connection_->bulk(), Id(), rank_, values, ChunkBytes()};
-  RetryPlan plan = Plan("initialize", options_.bulk_timeout);
-  plan.kind = CallKind::kStream;
-  v1::InitializeReply reply;
-  const CallResult result = CallWithRetries(plan, [&](const Attempt& attempt) {
-    return SendInitialize(job, attempt.deadline, &reply);
+  std::vector<v1::InitializeReply> replies(daemons_->count());
+  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
+    const std::vector<SlicePart> parts = PartsFor(daemon, values);
+    const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
+    RetryPlan plan = Plan(daemon, "initialize", options_.bulk_timeout);
+    plan.kind = CallKind::kStream;
+    return CallWithRetries(plan, [&](const Attempt& attempt) {
+      return SendInitialize(job, attempt.deadline, &replies[daemon]);
+    });
   });
   MUOND_RETURN_IF_ERROR(result.status);
-  return reply.complete();
+  return std::all_of(replies.begin(), replies.end(),
+                     [](const v1::InitializeReply& reply) { return reply.complete(); });
 }
 
 absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master) {
   MUOND_RETURN_IF_ERROR(table_->Check(sinks, master));
-  const PullJob job{connection_->bulk(), Id(),   rank_,       version, sinks,
-                    table_.get(),        master, ChunkBytes()};
-  RetryPlan plan =
-      Plan(absl::StrFormat("pull of version %d", version), options_.bulk_timeout);
-  plan.kind = CallKind::kStream;
-  return CallWithRetries(plan, [&](const Attempt& attempt) {
-           return ReceivePull(job, attempt.deadline);
-         }).status;
+  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
+    std::vector<SinkPart> parts;
+    for (const SliceSink& sink : sinks) {
+      const Box& box = table_->BoxOf(sink.parameter, sink.slice);
+      std::vector<ElementRange> ranges = owners_->Owned(daemon, sink.parameter, box);
+      if (!ranges.empty()) parts.push_back({&sink, &box, std::move(ranges)});
+    }
+    const PullJob job{connection.bulk(), Id(), rank_, version, parts, master, ChunkBytes()};
+    RetryPlan plan =
+        Plan(daemon, absl::StrFormat("pull of version %d", version), options_.bulk_timeout);
+    plan.kind = CallKind::kStream;
+    return CallWithRetries(
+        plan, [&](const Attempt& attempt) { return ReceivePull(job, attempt.deadline); });
+  });
+  return result.status;
+}
+
+absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
+  v1::RaiseGenerationRequest request;
+  *request.mutable_id() = Id();
+  request.set_reinitialize(reinitialize);
+  request.set_reason(reason);
+  v1::RaiseGenerationReply reply;
+  const int home = daemons_->home();
+  const CallResult result = CallWithRetries(
+      Plan(home, "raise the generation", options_.call_timeout), [&](const Attempt& attempt) {
+        request.set_wait_ms(WaitMs(attempt.deadline));
+        return CallOnce((*daemons_)[home].control(), &v1::Optimizer::Stub::RaiseGeneration,
+                        request, &reply, attempt.deadline);
+      });
+  MUOND_RETURN_IF_ERROR(result.status);
+  return Rejoin();
+}
+
+absl::Status Session::RaiseGeneration(const std::string& reason) { return Raise(false, reason); }
+
+absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
+                                           const std::string& reason) {
+  MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
+  MUOND_RETURN_IF_ERROR(Rejoin());
+  // Another rank may have raised it for all: then only the values are missing.
+  if (state() != v1::RUN_STATE_OPENING) MUOND_RETURN_IF_ERROR(Raise(true, reason));
+  return Initialize(values);
 }
 
 absl::StatusOr<bool> Session::Close() {
   v1::CloseRequest request;
   *request.mutable_id() = Id();
   request.set_rank(rank_);
-  v1::CloseReply reply;
-  bool repeated = false;
-  const CallResult result =
-      CallWithRetries(Plan("close", options_.call_timeout), [&](const Attempt& attempt) {
-        repeated = attempt.number > 1;
-        return CallOnce(connection_->control(), &v1::Optimizer::Stub::Close, request, &reply,
-                        attempt.deadline);
-      });
-  // The first attempt's reply was lost: the run that is not there is the one it closed.
-  if (repeated && absl::IsNotFound(result.status)) return true;
+  std::vector<v1::CloseReply> replies(daemons_->count());
+  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
+    bool repeated = false;
+    CallResult closed = CallWithRetries(
+        Plan(daemon, "close", options_.call_timeout), [&](const Attempt& attempt) {
+          repeated = attempt.number > 1;
+          return CallOnce(connection.control(), &v1::Optimizer::Stub::Close, request,
+                          &replies[daemon], attempt.deadline);
+        });
+    // The first attempt's reply was lost: the run that is not there is the one it closed.
+    if (repeated && absl::IsNotFound(closed.status)) {
+      replies[daemon].set_closed(true);
+      closed = {};
+    }
+    return closed;
+  });
   MUOND_RETURN_IF_ERROR(result.status);
-  return reply.closed();
+  return std::all_of(replies.begin(), replies.end(),
+                     [](const v1::CloseReply& reply) { return reply.closed(); });
 }
 
 v1::RunId Session::Id() const {
@@ -144,9 +236,9 @@ std::int64_t Session::ChunkBytes() const {
   return limit > 0 ? std::min(options_.chunk_bytes, limit) : options_.chunk_bytes;
 }
 
-RetryPlan Session::Plan(const std::string& action, absl::Duration timeout) const {
+RetryPlan Session::Plan(int daemon, const std::string& action, absl::Duration timeout) const {
   return {.what = absl::StrFormat("run \"%s\": %s", spec_.name, action),
-          .peer = connection_->peer(),
+          .peer = (*daemons_)[daemon].peer(),
           .kind = CallKind::kControl,
           .timeout = timeout,
           .generation = generation_};

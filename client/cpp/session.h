@@ -1,4 +1,5 @@
-// A trainer's seat in a run: register, push gradients, get parameters back.
+// A trainer's seat in a run: register, push gradients, get parameters back. The run may span
+// several daemons: a session talks to all of them and sends each what it owns.
 //
 //   auto session = Session::Open(spec, rank, slices, options);      // routing report included
 //   session->Initialize(values);                                    // once
@@ -33,13 +34,16 @@ class Channel;
 
 namespace muond::client {
 
-class Connection;
+class Daemons;
+class OwnerTable;
 class SliceTable;
 struct CallResult;
 struct RetryPlan;
+struct SlicePart;
 
 struct SessionOptions {
-  // "unix:///run/muond/muond.sock" or "127.0.0.1:7070"; empty: $MUOND_ENDPOINT.
+  // "unix:///run/muond/muond.sock" or "127.0.0.1:7070"; empty: $MUOND_ENDPOINT. Any daemon of the
+  // run will do: it names the others.
   std::string endpoint;
   // Takes the place of `endpoint`: an in-process server's channel.
   std::shared_ptr<grpc::Channel> channel;
@@ -89,6 +93,9 @@ class Session {
   // The step that Begin will name next, and the scale that its gradients must be made with.
   std::int64_t next_step() const { return next_step_; }
   double loss_scale() const { return loss_scale_; }
+  // Where the run stood at the last Register; NEEDS_RESTORE when a daemon lost its state.
+  v1::RunState state() const { return registered_.position().state(); }
+  int daemons() const;
   // Of the newest step that this session or, before it joined, the run has seen the end of.
   const std::optional<StepOutcome>& last_outcome() const { return last_outcome_; }
 
@@ -110,6 +117,16 @@ class Session {
   // last outcome. Step does so by itself.
   absl::Status Rejoin();
 
+  // Starts the step in flight over on all daemons and for all ranks: for a trainer that lost
+  // gradients that it had pushed. A step that some daemon may have applied is completed first. The
+  // other ranks' calls get ABORTED, and a Rejoin shows them the new generation.
+  absl::Status RaiseGeneration(const std::string& reason);
+  // Forgets what the daemons hold and goes on from these values, of all slices of this rank, at
+  // step next_step(): for a run that needs a restore and has none. All ranks call it; momentum,
+  // second moments and t start anew. True when the run then has all values.
+  absl::StatusOr<bool> Reinitialize(std::span<const SliceSource> values,
+                                    const std::string& reason);
+
   // Discards the step on the trainer's word (its own scaler skipped it).
   absl::StatusOr<StepOutcome> Skip(SkipCause cause, double loss_scale);
 
@@ -123,23 +140,30 @@ class Session {
 
  private:
   Session();
-  // Takes over where the run stands.
-  void Adopt(const v1::RunPosition& position);
-  absl::StatusOr<StepOutcome> Consume(const v1::FinishReply& reply);
+  // Registers with one daemon.
+  CallResult RegisterWith(int daemon, v1::RegisterReply* reply);
+  // Takes over where the run stands, from the answers of all daemons.
+  absl::Status Adopt(const std::vector<v1::RegisterReply>& replies);
+  // Of all daemons; they must agree.
+  absl::StatusOr<StepOutcome> Consume(const std::vector<v1::FinishReply>& replies);
+  std::vector<SlicePart> PartsFor(int daemon, std::span<const SliceSource> sources) const;
+  absl::Status Raise(bool reinitialize, const std::string& reason);
   // The pieces of a step with what a refusal said about the run's position; Begin's tells on
   // success too.
   CallResult BeginOnce(const StepBegin& begin);
   CallResult PushOnce(std::span<const SliceSource> gradients);
-  CallResult FinishOnce(const std::vector<std::string>& absent, v1::FinishReply* reply);
+  CallResult FinishOnce(const std::vector<std::string>& absent,
+                        std::vector<v1::FinishReply>* replies);
   // One try of a whole step; empty outcome: it must begin anew after a Rejoin.
   absl::StatusOr<std::optional<StepOutcome>> TryStep(const StepBegin& begin,
                                                      std::span<const SliceSource> gradients,
                                                      const std::vector<std::string>& absent);
   v1::RunId Id() const;
   std::int64_t ChunkBytes() const;
-  RetryPlan Plan(const std::string& action, absl::Duration timeout) const;
+  RetryPlan Plan(int daemon, const std::string& action, absl::Duration timeout) const;
 
-  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<Daemons> daemons_;
+  std::unique_ptr<OwnerTable> owners_;
   std::unique_ptr<SliceTable> table_;
   SessionOptions options_;
   RunSpec spec_;

@@ -4,7 +4,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
-#include "client/cpp/connection.h"
+#include "client/cpp/daemons.h"
 #include "client/cpp/push_stream.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
@@ -17,15 +17,6 @@ namespace {
 
 // Restarts of one step before its error is returned.
 constexpr int kRestartsMax = 8;
-
-// How long the daemon may wait for the other ranks: a little less than the call itself has, so that
-// it is the daemon's DEADLINE_EXCEEDED, which names who is missing, that arrives.
-std::int64_t WaitMs(absl::Time deadline) {
-  const absl::Duration left = deadline - absl::Now();
-  const absl::Duration margin =
-      std::min(std::max(left / 20, absl::Milliseconds(50)), absl::Seconds(1));
-  return std::max<std::int64_t>(absl::ToInt64Milliseconds(std::max(left - margin, left / 2)), 1);
-}
 
 absl::Status NotBegun(const std::string& run, const char* action) {
   return absl::FailedPreconditionError(
@@ -49,18 +40,24 @@ CallResult Session::BeginOnce(const StepBegin& begin) {
   *request.mutable_id() = Id();
   request.set_rank(rank_);
   ToProto(filled, &request);
-  v1::BeginReply reply;
-  CallResult result = CallWithRetries(
-      Plan(absl::StrFormat("begin step %d", filled.step), options_.call_timeout),
-      [&](const Attempt& attempt) {
-        return CallOnce(connection_->control(), &v1::Optimizer::Stub::Begin, request, &reply,
-                        attempt.deadline);
+  std::vector<v1::BeginReply> replies(daemons_->count());
+  CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
+    return CallWithRetries(
+        Plan(daemon, absl::StrFormat("begin step %d", filled.step), options_.call_timeout),
+        [&](const Attempt& attempt) {
+          return CallOnce(connection.control(), &v1::Optimizer::Stub::Begin, request,
+                          &replies[daemon], attempt.deadline);
+        });
+  });
+  if (!result.status.ok()) return result;
+  step_ = filled.step;
+  micro_batches_ = std::max<std::int64_t>(filled.micro_batches, 1);
+  // One daemon that has consumed the step is proof that all have voted on it.
+  const auto ahead = std::max_element(
+      replies.begin(), replies.end(), [](const v1::BeginReply& a, const v1::BeginReply& b) {
+        return a.position().next_step() < b.position().next_step();
       });
-  if (result.status.ok()) {
-    step_ = filled.step;
-    micro_batches_ = std::max<std::int64_t>(filled.micro_batches, 1);
-    result.position = std::move(*reply.mutable_position());
-  }
+  result.position = std::move(*ahead->mutable_position());
   return result;
 }
 
@@ -71,16 +68,21 @@ CallResult Session::PushOnce(std::span<const SliceSource> gradients) {
     return {std::move(status), std::nullopt};
   }
   if (gradients.empty()) return {};
-  const PushJob job{connection_->bulk(), Id(), rank_, gradients, ChunkBytes()};
-  RetryPlan plan = Plan(action, options_.bulk_timeout);
-  plan.kind = CallKind::kStream;
-  v1::PushReply reply;
-  return CallWithRetries(plan, [&](const Attempt& attempt) {
-    return SendPush(job, step_, attempt.deadline, &reply);
+  return daemons_->ForEach([&](int daemon, Connection& connection) -> CallResult {
+    const std::vector<SlicePart> parts = PartsFor(daemon, gradients);
+    if (parts.empty()) return {};
+    const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
+    RetryPlan plan = Plan(daemon, action, options_.bulk_timeout);
+    plan.kind = CallKind::kStream;
+    v1::PushReply reply;
+    return CallWithRetries(plan, [&](const Attempt& attempt) {
+      return SendPush(job, step_, attempt.deadline, &reply);
+    });
   });
 }
 
-CallResult Session::FinishOnce(const std::vector<std::string>& absent, v1::FinishReply* reply) {
+CallResult Session::FinishOnce(const std::vector<std::string>& absent,
+                               std::vector<v1::FinishReply>* replies) {
   if (step_ < 0) return {NotBegun(spec_.name, "finish"), std::nullopt};
   const std::string action = absl::StrFormat("finish step %d", step_);
   if (absl::Status status = table_->CheckNames(action, absent); !status.ok()) {
@@ -91,15 +93,33 @@ CallResult Session::FinishOnce(const std::vector<std::string>& absent, v1::Finis
   request.set_rank(rank_);
   request.set_step(step_);
   for (const std::string& name : absent) request.add_absent(name);
-  return CallWithRetries(Plan(action, options_.step_timeout), [&](const Attempt& attempt) {
-    request.set_wait_ms(WaitMs(attempt.deadline));
-    return CallOnce(connection_->control(), &v1::Optimizer::Stub::Finish, request, reply,
-                    attempt.deadline);
+  replies->resize(daemons_->count());
+  return daemons_->ForEach([&](int daemon, Connection& connection) {
+    v1::FinishRequest own = request;
+    return CallWithRetries(
+        Plan(daemon, action, options_.step_timeout), [&](const Attempt& attempt) {
+          own.set_wait_ms(WaitMs(attempt.deadline));
+          return CallOnce(connection.control(), &v1::Optimizer::Stub::Finish, own,
+                          &(*replies)[daemon], attempt.deadline);
+        });
   });
 }
 
-absl::StatusOr<StepOutcome> Session::Consume(const v1::FinishReply& reply) {
-  StepOutcome outcome = FromProto(reply.outcome());
+absl::StatusOr<StepOutcome> Session::Consume(const std::vector<v1::FinishReply>& replies) {
+  StepOutcome outcome = FromProto(replies[0].outcome());
+  for (std::size_t daemon = 1; daemon < replies.size(); ++daemon) {
+    StepOutcome other = FromProto(replies[daemon].outcome());
+    // What each daemon did itself adds up; all else is one verdict's.
+    outcome.newton_schulz_calls += std::exchange(other.newton_schulz_calls, 0);
+    outcome.newton_schulz_fallbacks += std::exchange(other.newton_schulz_fallbacks, 0);
+    outcome.zero_inputs += std::exchange(other.zero_inputs, 0);
+    StepOutcome verdict = outcome;
+    verdict.newton_schulz_calls = verdict.newton_schulz_fallbacks = verdict.zero_inputs = 0;
+    if (other == verdict) continue;
+    return absl::InternalError(absl::StrFormat(
+        "run \"%s\": step %d: daemons \"%s\" and \"%s\" tell different outcomes", spec_.name,
+        outcome.step, (*daemons_)[0].peer(), (*daemons_)[static_cast<int>(daemon)].peer()));
+  }
   next_step_ = outcome.version;
   loss_scale_ = outcome.next_loss_scale;
   last_outcome_ = outcome;
@@ -113,9 +133,9 @@ absl::Status Session::Push(std::span<const SliceSource> gradients) {
 }
 
 absl::StatusOr<StepOutcome> Session::Finish(const std::vector<std::string>& absent) {
-  v1::FinishReply reply;
-  MUOND_RETURN_IF_ERROR(FinishOnce(absent, &reply).status);
-  return Consume(reply);
+  std::vector<v1::FinishReply> replies;
+  MUOND_RETURN_IF_ERROR(FinishOnce(absent, &replies).status);
+  return Consume(replies);
 }
 
 absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
@@ -125,30 +145,33 @@ absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
   request.set_step(next_step_);
   request.set_cause(ToProto(cause));
   request.set_loss_scale(loss_scale);
-  v1::FinishReply reply;
-  const CallResult result = CallWithRetries(
-      Plan(absl::StrFormat("skip step %d", next_step_), options_.step_timeout),
-      [&](const Attempt& attempt) {
-        request.set_wait_ms(WaitMs(attempt.deadline));
-        return CallOnce(connection_->control(), &v1::Optimizer::Stub::Skip, request, &reply,
-                        attempt.deadline);
-      });
+  std::vector<v1::FinishReply> replies(daemons_->count());
+  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
+    v1::SkipRequest own = request;
+    return CallWithRetries(
+        Plan(daemon, absl::StrFormat("skip step %d", next_step_), options_.step_timeout),
+        [&](const Attempt& attempt) {
+          own.set_wait_ms(WaitMs(attempt.deadline));
+          return CallOnce(connection.control(), &v1::Optimizer::Stub::Skip, own,
+                          &replies[daemon], attempt.deadline);
+        });
+  });
   MUOND_RETURN_IF_ERROR(result.status);
-  return Consume(reply);
+  return Consume(replies);
 }
 
 absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(
     const StepBegin& begin, std::span<const SliceSource> gradients,
     const std::vector<std::string>& absent) {
-  v1::FinishReply reply;
+  std::vector<v1::FinishReply> replies;
   const std::int64_t generation = generation_;
   CallResult result = BeginOnce(begin);
   // A step behind begins too: its outcome is there already, nothing may be pushed any more.
   const bool consumed = result.status.ok() && result.position->next_step() > step_;
   if (result.status.ok() && !consumed) result = PushOnce(gradients);
-  if (result.status.ok()) result = FinishOnce(absent, &reply);
+  if (result.status.ok()) result = FinishOnce(absent, &replies);
   if (result.status.ok()) {
-    MUOND_ASSIGN_OR_RETURN(StepOutcome outcome, Consume(reply));
+    MUOND_ASSIGN_OR_RETURN(StepOutcome outcome, Consume(replies));
     return std::optional<StepOutcome>(std::move(outcome));
   }
   if (!MustBeginAnew(result, generation)) return result.status;

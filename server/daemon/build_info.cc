@@ -5,7 +5,7 @@ namespace muond {
 BuildInfo ThisBuild() {
   return {.version = MUOND_VERSION,
           .revision = MUOND_REVISION,
-          .cuda = "none",
+          .cuda = MUOND_CUDA_VERSION,
 #ifdef __clang__
           .compiler = "clang " __clang_version__};
 #else

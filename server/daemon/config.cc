@@ -165,6 +165,7 @@ bool IsBare(const Setting& setting, const std::string& value) {
 Config::Config() {
   service.listen = {"unix:///run/muond/muond.sock", "127.0.0.1:7070"};
   service.metrics_address = "127.0.0.1:9470";
+  service.backend = "auto";
 }
 
 Environment ProcessEnvironment() {

@@ -155,7 +155,9 @@ absl::Status CheckConfig(Config& config) {
   constexpr std::int64_t kMiB = std::int64_t{1} << 20;
   MUOND_RETURN_IF_ERROR(CheckAddresses(config));
   MUOND_RETURN_IF_ERROR(
-      CheckOneOf(config, "backend", service.backend, {"cpu", "reference", "auto"}));
+      CheckOneOf(config, "backend", service.backend, {"auto", "cuda", "cpu", "reference"}));
+  MUOND_RETURN_IF_ERROR(
+      CheckOneOf(config, "cpu-products", service.cpu_products, {"auto", "f32", "bf16"}));
   MUOND_RETURN_IF_ERROR(
       CheckOneOf(config, "log-level", config.log_level, {"debug", "info", "warning", "error"}));
   MUOND_RETURN_IF_ERROR(CheckOneOf(config, "log-format", config.log_format, {"text", "json"}));
@@ -171,6 +173,14 @@ absl::Status CheckConfig(Config& config) {
   MUOND_RETURN_IF_ERROR(CheckRange(config, "max-runs", service.max_runs, 1, 1024));
   MUOND_RETURN_IF_ERROR(
       CheckRange(config, "max-world-size", service.max_world_size, 1, 16'777'216));
+  if (service.peer_patience <= absl::ZeroDuration()) {
+    return Bad(config, "peer-patience", absl::FormatDuration(service.peer_patience),
+               "expected more than 0");
+  }
+  if (service.peers_expected < 0) {
+    return Bad(config, "peers-expected", absl::StrFormat("%d", service.peers_expected),
+               "expected 0 or more");
+  }
   if (service.step_deadline <= absl::ZeroDuration()) {
     return Bad(config, "step-deadline", absl::FormatDuration(service.step_deadline),
                "expected more than 0");

@@ -66,7 +66,10 @@ std::string PrintBytes(std::int64_t bytes) {
 template <typename Field>
 Setting Text(std::string_view name, std::string_view placeholder, std::string_view help,
              Field field) {
-  return {name, SettingKind::kText, placeholder, help,
+  return {name,
+          SettingKind::kText,
+          placeholder,
+          help,
           [field](Config& config, const Values& values) {
             if (values.size() != 1) return Expected("one value", values);
             field(config) = values[0];
@@ -78,7 +81,10 @@ Setting Text(std::string_view name, std::string_view placeholder, std::string_vi
 template <typename Field>
 Setting List(std::string_view name, std::string_view placeholder, std::string_view help,
              Field field) {
-  return {name, SettingKind::kList, placeholder, help,
+  return {name,
+          SettingKind::kList,
+          placeholder,
+          help,
           [field](Config& config, const Values& values) {
             if (std::find(values.begin(), values.end(), "") != values.end()) {
               return Expected("no empty entry", values);
@@ -91,7 +97,10 @@ Setting List(std::string_view name, std::string_view placeholder, std::string_vi
 
 template <typename Field>
 Setting Switch(std::string_view name, std::string_view help, Field field) {
-  return {name, SettingKind::kSwitch, "", help,
+  return {name,
+          SettingKind::kSwitch,
+          "",
+          help,
           [field](Config& config, const Values& values) {
             if (values.size() != 1 || (values[0] != "true" && values[0] != "false")) {
               return Expected("true or false", values);
@@ -104,7 +113,10 @@ Setting Switch(std::string_view name, std::string_view help, Field field) {
 
 template <typename Field>
 Setting Integer(std::string_view name, std::string_view help, Field field) {
-  return {name, SettingKind::kInteger, "N", help,
+  return {name,
+          SettingKind::kInteger,
+          "N",
+          help,
           [field](Config& config, const Values& values) {
             if (values.size() != 1 || !ParseInteger(values[0], field(config))) {
               return Expected("a whole number", values);
@@ -116,7 +128,10 @@ Setting Integer(std::string_view name, std::string_view help, Field field) {
 
 template <typename Field>
 Setting Bytes(std::string_view name, std::string_view help, Field field) {
-  return {name, SettingKind::kBytes, "BYTES", help,
+  return {name,
+          SettingKind::kBytes,
+          "BYTES",
+          help,
           [field](Config& config, const Values& values) {
             if (values.size() != 1 || !ParseBytes(values[0], field(config))) {
               return Expected("bytes, as 1048576, 512KiB, 4MiB or 2GiB", values);
@@ -128,7 +143,10 @@ Setting Bytes(std::string_view name, std::string_view help, Field field) {
 
 template <typename Field>
 Setting Duration(std::string_view name, std::string_view help, Field field) {
-  return {name, SettingKind::kDuration, "DURATION", help,
+  return {name,
+          SettingKind::kDuration,
+          "DURATION",
+          help,
           [field](Config& config, const Values& values) {
             absl::Duration parsed;
             if (values.size() != 1 || !absl::ParseDuration(values[0], &parsed) ||
@@ -142,7 +160,8 @@ Setting Duration(std::string_view name, std::string_view help, Field field) {
 }
 
 // A generic lambda, so that one expression serves Config& and const Config&.
-#define MUOND_FIELD(path) [](auto& config) -> auto& { return config.path; }
+#define MUOND_FIELD(path) \
+  [](auto& config) -> auto& { return config.path; }
 
 std::vector<Setting> MakeSettings() {
   return {
@@ -152,9 +171,23 @@ std::vector<Setting> MakeSettings() {
       Switch("insecure", "allow plain TCP beyond loopback", MUOND_FIELD(insecure)),
       Text("metrics-address", "ADDRESS", "host:port of /metrics, /healthz, /readyz; none: off",
            MUOND_FIELD(service.metrics_address)),
-      Text("backend", "NAME", "what computes: cpu, reference or auto",
+      Text("backend", "NAME", "what computes: cuda, cpu, reference; auto: cuda where there is one",
            MUOND_FIELD(service.backend)),
+      List("devices", "LIST",
+           "GPUs of backend cuda: all, or numbers and UUIDs as nvidia-smi -L says",
+           MUOND_FIELD(service.devices)),
+      Text("cpu-products", "TYPE", "what the cpu backend multiplies in: auto, f32 or bf16",
+           MUOND_FIELD(service.cpu_products)),
       Integer("threads", "threads of the backend; 0: one per core", MUOND_FIELD(service.threads)),
+      Text("peers", "LIST",
+           "daemons that share each run, this one too: a:7070,b:7070, dns:///name:7070 or @file",
+           MUOND_FIELD(service.peers)),
+      Text("advertise", "ADDRESS", "this daemon's own entry among the peers",
+           MUOND_FIELD(service.advertise)),
+      Integer("peers-expected", "how many addresses a DNS name of peers must have",
+              MUOND_FIELD(service.peers_expected)),
+      Duration("peer-patience", "how long a peer may be out of reach before callers are told",
+               MUOND_FIELD(service.peer_patience)),
       Duration("step-deadline", "longest wait of a Finish for the other ranks",
                MUOND_FIELD(service.step_deadline)),
       Duration("drain-grace", "time that running calls get at SIGTERM", MUOND_FIELD(drain_grace)),

@@ -54,7 +54,7 @@ TEST_F(ConfigTest, HasTheDocumentedDefaults) {
   const Config config = Parse({});
   EXPECT_THAT(config.service.listen, ElementsAre("unix:///run/muond/muond.sock", "127.0.0.1:7070"));
   EXPECT_EQ(config.service.metrics_address, "127.0.0.1:9470");
-  EXPECT_EQ(config.service.backend, "cpu");
+  EXPECT_EQ(config.service.backend, "auto");
   EXPECT_FALSE(config.insecure);
   EXPECT_THAT(config.warnings, IsEmpty());
 }
@@ -71,7 +71,13 @@ TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       {"metrics-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
       {"insecure", "true", "false", "true"},
       {"backend", "reference", "auto", "cpu"},
+      {"devices", "0", "1", "GPU-1"},
+      {"cpu-products", "f32", "bf16", "f32"},
       {"threads", "1", "2", "3"},
+      {"peers", "a:1,b:1", "dns:///c:1", "@/d"},
+      {"advertise", "a:1", "b:1", "c:1"},
+      {"peers-expected", "1", "2", "3"},
+      {"peer-patience", "1s", "2s", "3s"},
       {"step-deadline", "1s", "2s", "3s"},
       {"drain-grace", "1s", "2s", "3s"},
       {"max-chunk-bytes", "1MiB", "2MiB", "3MiB"},
@@ -162,7 +168,7 @@ TEST_F(ConfigTest, RefusesWhatMakesNoSenseAndSaysWhereItCameFrom) {
       {{"--max-chunk-bytes", "1"}, "expected 4096 to"},
       {{"--max-runs", "0"}, "expected 1 to"},
       {{"--insecure=maybe"}, "insecure"},
-      {{"--backend", "gpu"}, "expected one of cpu, reference, auto"},
+      {{"--backend", "gpu"}, "expected one of auto, cuda, cpu, reference"},
       {{"--log-level", "loud"}, "expected one of debug, info, warning, error"},
       {{"--log-format", "xml"}, "expected one of text, json"},
       {{"--listen", "127.0.0.1"}, "expected unix:///path, host:port or [IPv6]:port"},

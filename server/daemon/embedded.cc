@@ -12,13 +12,16 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/check.h"
+#include "server/daemon/backends.h"
 #include "server/daemon/build_info.h"
 #include "server/metrics/metrics_server.h"
 #include "server/rpc/metrics_interceptor.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/peer_service.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
@@ -30,14 +33,23 @@ constexpr std::int64_t kMessageBytesMax = 64 << 20;
 constexpr std::int64_t kHeaderBytes = 64 << 10;  // the fields of a chunk beside its payload
 constexpr char kUnixPrefix[] = "unix:";
 
-absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const ServiceOptions& options,
-                                                              kernels::NewtonSchulzFault* fault) {
-  if (options.backend == "reference") return kernels::MakeReferenceBackend();
-  if (options.backend == "cpu" || options.backend == "auto") {
-    return kernels::MakeCpuBackend({.threads = options.threads, .newton_schulz_fault = fault});
-  }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("backend: expected auto, cpu or reference, got \"%s\"", options.backend));
+absl::StatusOr<Backends> MakeBackends(const ServiceOptions& options,
+                                      kernels::NewtonSchulzFault* fault) {
+  const BackendChoice choice{.backend = options.backend,
+                             .devices = options.devices,
+                             .cpu_products = options.cpu_products,
+                             .options = {.threads = options.threads, .newton_schulz_fault = fault}};
+  if (options.make_backends == nullptr) return MakeBackends(choice);
+  Backends backends{.list = options.make_backends(choice.options), .why = "made by a test"};
+  backends.models.resize(backends.list.size());
+  return backends;
+}
+
+// What Status tells: one line for each device.
+std::string DescriptionOf(const std::vector<std::unique_ptr<kernels::Backend>>& backends) {
+  std::vector<std::string> lines;
+  for (const auto& backend : backends) lines.push_back(backend->description());
+  return absl::StrJoin(lines, "; ");
 }
 
 RegistryLimits LimitsOf(const ServiceOptions& options) {
@@ -90,15 +102,18 @@ absl::Status PrepareSocket(const std::string& path) {
 
 }  // namespace
 
-// In the order of construction; destroyed in reverse, the executor's thread before what it uses.
+// In the order of construction; destroyed in reverse, the executors' threads before what they use.
 struct Service::Impl {
   kernels::NewtonSchulzFault newton_schulz_fault;
-  std::unique_ptr<kernels::Backend> backend;
+  std::vector<std::unique_ptr<kernels::Backend>> backends;  // one per device
   FaultInjector faults;
   std::unique_ptr<DaemonMetrics> metrics;
   std::unique_ptr<RunTable> runs;
-  std::unique_ptr<Executor> executor;
+  std::vector<std::unique_ptr<Executor>> executors;  // one per device
+  std::shared_ptr<Peers> peers;
+  std::unique_ptr<Executor> peer_executor;
   std::unique_ptr<OptimizerService> service;
+  std::unique_ptr<PeerService> peer_service;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<MetricsServer> metrics_server;
   std::vector<std::string> addresses;
@@ -136,6 +151,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     }
   }
   builder.RegisterService(service.get());
+  if (peers->count() > 1) builder.RegisterService(peer_service.get());
   builder.SetMaxReceiveMessageSize(
       static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
@@ -167,34 +183,56 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
   auto impl = std::make_unique<Impl>();
   MUOND_RETURN_IF_ERROR(impl->faults.ArmFromSpec(options.fault_points));
-  MUOND_ASSIGN_OR_RETURN(impl->backend, MakeBackend(options, &impl->newton_schulz_fault));
-  impl->metrics = std::make_unique<DaemonMetrics>(ThisBuild());
-  impl->executor = std::make_unique<Executor>();
+  MUOND_ASSIGN_OR_RETURN(Backends backends, MakeBackends(options, &impl->newton_schulz_fault));
+  impl->backends = std::move(backends.list);
+  impl->metrics = std::make_unique<DaemonMetrics>(
+      ThisBuild(), BackendInfo{.backend = std::string(impl->backends[0]->name()),
+                               .models = backends.models,
+                               .device_memory = !impl->backends[0]->host_memory()});
+  std::vector<EngineDevice> devices;
+  for (const auto& backend : impl->backends) {
+    impl->executors.push_back(std::make_unique<Executor>());
+    devices.push_back({backend.get(), impl->executors.back().get()});
+  }
+  MUOND_ASSIGN_OR_RETURN(const PeerList peers,
+                         ResolvePeers({.peers = options.peers,
+                                       .advertise = options.advertise,
+                                       .listen = options.listen,
+                                       .daemons_expected = options.peers_expected}));
+  impl->peers = std::make_shared<Peers>(peers, options.peer_patience);
+  impl->peer_executor = std::make_unique<Executor>();
   impl->runs =
-      std::make_unique<RunTable>(RunContext{.backend = impl->backend.get(),
-                                            .executor = impl->executor.get(),
+      std::make_unique<RunTable>(RunContext{.devices = std::move(devices),
                                             .faults = {&impl->faults, &impl->newton_schulz_fault},
                                             .metrics = impl->metrics.get(),
-                                            .limits = LimitsOf(options)},
+                                            .limits = LimitsOf(options),
+                                            .peers = impl->peers,
+                                            .peer_executor = impl->peer_executor.get()},
                                  options.max_runs);
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),
+                 .peers = impl->peers,
+                 .peer_executor = impl->peer_executor.get(),
                  .faults = &impl->faults,
                  .max_chunk_bytes = options.max_chunk_bytes,
                  .step_deadline = options.step_deadline,
                  .version = ThisBuild().version,
-                 .backend = std::string(impl->backend->name()),
-                 .backend_description = impl->backend->description(),
+                 .backend = std::string(impl->backends[0]->name()),
+                 .backend_description = DescriptionOf(impl->backends),
                  .daemon_name = options.listen.empty() ? "in-process" : options.listen.front(),
                  .started = absl::Now()});
+  impl->peer_service = std::make_unique<PeerService>(impl->runs.get());
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
   if (!options.metrics_address.empty()) {
     MUOND_ASSIGN_OR_RETURN(impl->metrics_server,
                            MetricsServer::Start(options.metrics_address, impl->metrics.get()));
   }
   impl->SetServing(true);
-  spdlog::info("backend {}: {}", std::string(impl->backend->name()), impl->backend->description());
+  for (const auto& backend : impl->backends) {
+    spdlog::info("backend {} ({}): {}", std::string(backend->name()), backends.why,
+                 backend->description());
+  }
   return std::unique_ptr<Service>(new Service(std::move(impl)));
 }
 
@@ -226,7 +264,8 @@ void Service::Stop(absl::Duration grace) {
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
   impl_->metrics_server.reset();
-  impl_->executor.reset();
+  impl_->peer_executor.reset();
+  StopAll(impl_->executors);
   impl_->runs.reset();
   for (const std::string& path : impl_->socket_paths) unlink(path.c_str());
 }

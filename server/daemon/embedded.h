@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,21 +15,37 @@ namespace grpc {
 class Channel;
 }
 
+namespace muond::kernels {
+class Backend;
+struct BackendOptions;
+}  // namespace muond::kernels
+
 namespace muond {
 
 struct ServiceOptions {
-  std::string backend = "cpu";             // "cpu", "reference" or "auto"
-  int threads = 0;                         // of the backend; 0: one per core
-  std::vector<std::string> listen;         // "unix:///path", "127.0.0.1:0"; empty: in-process only
-  std::string metrics_address;             // "127.0.0.1:0"; empty: no HTTP exposer
+  std::string backend = "cpu";                 // "auto", "cuda", "cpu" or "reference"
+  std::vector<std::string> devices = {"all"};  // of cuda: "all", ordinals or UUIDs
+  std::string cpu_products = "auto";           // "auto", "f32" or "bf16"
+  int threads = 0;                             // of the backend; 0: one per core
+  std::vector<std::string> listen;  // "unix:///path", "127.0.0.1:0"; empty: in-process only
+  std::string metrics_address;      // "127.0.0.1:0"; empty: no HTTP exposer
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   std::int64_t max_tensor_bytes = std::int64_t{2} << 30;
-  std::int64_t max_run_bytes = 0;          // 0: what the machine has free
+  std::int64_t max_run_bytes = 0;  // 0: what the machine has free
   std::int64_t max_parameters = 1'000'000;
   std::int64_t max_runs = 16;
   std::int64_t max_world_size = 65'536;
+  // The daemons that share each run, this one too, and which entry is its own
+  // (cluster/peer_list.h). Empty: it has no peers.
+  std::string peers;
+  std::string advertise;
+  int peers_expected = 0;
+  absl::Duration peer_patience = absl::Seconds(5);
   absl::Duration step_deadline = absl::Seconds(120);  // of Finish calls that name no shorter wait
-  std::string fault_points;                // "name[:after[:count]],..."; tests only
+  std::string fault_points;                           // "name[:after[:count]],..."; tests only
+  // Tests only: the backends, one per device, instead of those that the settings ask for.
+  std::function<std::vector<std::unique_ptr<kernels::Backend>>(const kernels::BackendOptions&)>
+      make_backends;
 };
 
 class Service {

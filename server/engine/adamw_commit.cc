@@ -20,21 +20,25 @@ kernels::AdamWRule AdamWRuleOf(const GroupSpec& group, const Hyperparameters& no
 
 absl::Status AdamWCommit::Run(const std::vector<int>& states, CommitReport& report) {
   const auto start = std::chrono::steady_clock::now();
+  std::vector<kernels::AdamWJob> jobs;
+  jobs.reserve(states.size());
   for (int index : states) {
-    ParameterState& state = engine_.states_[index];
-    const kernels::AdamWRule rule = AdamWRuleOf(*state.group, request_.adamw.at(state.group->name),
-                                                state.t + 1, request_.clip_coefficient);
-    const kernels::AdamWState memory{.w = state.weight.floats(),
-                                     .exp_avg = state.momentum.floats(),
-                                     .exp_avg_sq = state.exp_avg_sq.floats()};
-    kernels::AdamWScan scan;
-    if (auto error = engine_.backend_.AdamW(state.gradient, rule, memory, scan)) {
-      return absl::InternalError(
-          absl::StrFormat("parameter \"%s\": AdamW: %s", state.spec->name, error.message()));
-    }
-    state.weight_scan = scan.weight;
-    state.momentum_scan = scan.exp_avg;
-    state.exp_avg_sq_scan = scan.exp_avg_sq;
+    const ShardState& state = engine_.states_[index];
+    jobs.push_back(
+        {.gradient = state.gradient,
+         .rule = AdamWRuleOf(*state.group, request_.adamw.at(state.group->name), state.t + 1,
+                             request_.clip_coefficient),
+         .state = {.w = state.weight, .exp_avg = state.momentum, .exp_avg_sq = state.exp_avg_sq}});
+  }
+  std::vector<kernels::AdamWScan> scans(jobs.size());
+  if (auto error = engine_.backend_.AdamW(jobs, scans)) {
+    return absl::InternalError(absl::StrFormat("AdamW: %s", error.message()));
+  }
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    ShardState& state = engine_.states_[states[i]];
+    state.weight_scan = scans[i].weight;
+    state.momentum_scan = scans[i].exp_avg;
+    state.exp_avg_sq_scan = scans[i].exp_avg_sq;
     ++state.t;
   }
   report.adamw_seconds +=

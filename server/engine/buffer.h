@@ -8,32 +8,41 @@
 
 namespace muond {
 
-class Buffer {
+template <void* (kernels::Backend::*kAllocate)(std::size_t), void (kernels::Backend::*kFree)(void*)>
+class OwnedMemory {
  public:
-  Buffer() = default;
-  // `bytes` zeroed bytes; data() is null when the backend has none left (or bytes is 0).
-  Buffer(kernels::Backend& backend, std::size_t bytes)
-      : backend_(&backend), data_(bytes ? backend.Allocate(bytes) : nullptr), bytes_(bytes) {}
-  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
+  OwnedMemory() = default;
+  // data() is null when the backend has no `bytes` left (or bytes is 0).
+  OwnedMemory(kernels::Backend& backend, std::size_t bytes)
+      : backend_(&backend), data_(bytes ? (backend.*kAllocate)(bytes) : nullptr), bytes_(bytes) {}
+  OwnedMemory(OwnedMemory&& other) noexcept { *this = std::move(other); }
+  OwnedMemory& operator=(OwnedMemory&& other) noexcept {
     std::swap(backend_, other.backend_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~Buffer() {
-    if (data_ != nullptr) backend_->Free(data_);
+  ~OwnedMemory() {
+    if (data_ != nullptr) (backend_->*kFree)(data_);
   }
 
   bool ok() const { return data_ != nullptr || bytes_ == 0; }
   void* data() const { return data_; }
   float* floats() const { return static_cast<float*>(data_); }
   std::size_t bytes() const { return bytes_; }
+  const kernels::Backend* backend() const { return backend_; }
 
  private:
   kernels::Backend* backend_ = nullptr;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
+
+// The backend's own memory, zeroed: what the host may touch only where Backend::host_memory().
+using Buffer = OwnedMemory<&kernels::Backend::Allocate, &kernels::Backend::Free>;
+
+// Host memory that incoming bytes are written to, contents undefined.
+using StagingBuffer =
+    OwnedMemory<&kernels::Backend::AllocateStaging, &kernels::Backend::FreeStaging>;
 
 }  // namespace muond

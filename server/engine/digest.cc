@@ -1,8 +1,10 @@
-// The tensor digest: what "not one byte changed" is checked with.
+// What "not one byte changed" is checked with.
 #include "server/engine/digest.h"
 
 #include <algorithm>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -22,16 +24,55 @@ void AppendString(std::string& bytes, const std::string& text) {
   bytes += text;
 }
 
-// A tensor is hashed block by block, so that the parts of a tensor cut at block borders can be
-// hashed where they lie.
-void AppendTensor(std::string& bytes, const char* name, const Buffer& tensor) {
-  AppendString(bytes, name);
-  const auto* data = static_cast<const char*>(tensor.data());
-  const std::size_t block = kernels::kBlockElements * sizeof(float);
-  for (std::size_t at = 0; at < tensor.bytes(); at += block) {
-    const XXH64_hash_t hash = XXH3_64bits(data + at, std::min(block, tensor.bytes() - at));
-    Append(bytes, &hash, sizeof(hash));
+// Hashed block by block, so that parts of a tensor that was cut at block borders can be hashed
+// where they lie.
+kernels::Error HashTensor(kernels::Backend& backend, const float* tensor, std::int64_t elements,
+                          std::vector<std::uint64_t>& blocks) {
+  // Several blocks per copy: what a device charges for one is worth megabytes.
+  constexpr std::int64_t kBlock = kernels::kBlockElements;
+  constexpr std::int64_t kPiece = 64 * kBlock;
+  std::vector<float> piece;
+  for (std::int64_t at = 0; at < elements; at += kPiece) {
+    const std::int64_t count = std::min(kPiece, elements - at);
+    const float* values = tensor + at;
+    if (!backend.host_memory()) {
+      piece.resize(count);
+      if (auto error = backend.Download(piece.data(), values, count * sizeof(float))) return error;
+      values = piece.data();
+    }
+    for (std::int64_t i = 0; i < count; i += kBlock) {
+      blocks.push_back(XXH3_64bits(values + i, std::min(kBlock, count - i) * sizeof(float)));
+    }
   }
+  return {};
+}
+
+// What the digest of each parameter is made of.
+std::map<std::string, std::string> StateBytes(const RunSpec& spec,
+                                              std::vector<ShardHashes>& shards) {
+  std::sort(shards.begin(), shards.end(), [](const ShardHashes& a, const ShardHashes& b) {
+    return std::tie(a.parameter, a.first) < std::tie(b.parameter, b.first);
+  });
+  std::map<std::string, std::string> result;
+  for (std::size_t i = 0; i < shards.size();) {
+    const ParameterSpec& parameter = spec.parameters[shards[i].parameter];
+    std::size_t end = i;
+    while (end < shards.size() && shards[end].parameter == shards[i].parameter) ++end;
+    std::string& bytes = result[parameter.name];
+    AppendString(bytes, parameter.name);
+    for (std::int64_t dim : *parameter.shape) Append(bytes, &dim, sizeof(dim));
+    AppendString(bytes, "f32");
+    for (std::size_t tensor = 0; tensor < shards[i].tensors.size(); ++tensor) {
+      AppendString(bytes, shards[i].tensors[tensor].name);
+      for (std::size_t shard = i; shard < end; ++shard) {
+        const auto& blocks = shards[shard].tensors[tensor].blocks;
+        Append(bytes, blocks.data(), blocks.size() * sizeof(blocks[0]));
+      }
+    }
+    Append(bytes, &shards[i].t, sizeof(shards[i].t));
+    i = end;
+  }
+  return result;
 }
 
 }  // namespace
@@ -41,36 +82,36 @@ std::string Digest128(const std::string& bytes) {
   return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
 }
 
-std::string Engine::HashState(int parameter) const {
-  const ParameterState& state = states_[parameter];
-  std::string bytes;
-  AppendString(bytes, state.spec->name);
-  for (std::int64_t dim : *state.spec->shape) Append(bytes, &dim, sizeof(dim));
-  AppendString(bytes, "f32");
-  AppendTensor(bytes, "master", state.weight);
-  if (state.muon()) {
-    AppendTensor(bytes, "momentum", state.momentum);
-  } else {
-    AppendTensor(bytes, "exp_avg", state.momentum);
-    AppendTensor(bytes, "exp_avg_sq", state.exp_avg_sq);
-  }
-  Append(bytes, &state.t, sizeof(state.t));
-  return bytes;
+std::map<std::string, std::string> ParameterDigests(const RunSpec& spec,
+                                                    std::vector<ShardHashes> shards) {
+  std::map<std::string, std::string> digests = StateBytes(spec, shards);
+  for (auto& [name, value] : digests) value = Digest128(value);
+  return digests;
 }
 
-std::string Engine::ParameterDigest(int parameter) const {
-  return Digest128(HashState(parameter));
-}
-
-std::string Engine::TensorDigest() const {
-  std::vector<std::pair<std::string, int>> order;
-  for (std::size_t i = 0; i < states_.size(); ++i) {
-    if (states_[i].owned) order.emplace_back(states_[i].spec->name, static_cast<int>(i));
-  }
-  std::sort(order.begin(), order.end());
+std::string TensorDigest(const RunSpec& spec, std::vector<ShardHashes> shards) {
   std::string bytes;
-  for (const auto& [name, index] : order) AppendString(bytes, HashState(index));
+  for (const auto& [name, state] : StateBytes(spec, shards)) AppendString(bytes, state);
   return Digest128(bytes);
+}
+
+absl::StatusOr<std::vector<ShardHashes>> Engine::HashShards() const {
+  std::vector<ShardHashes> result;
+  for (const ShardState& state : states_) {
+    ShardHashes hashes{.parameter = state.parameter, .first = state.first, .t = state.t};
+    std::vector<std::pair<const char*, const float*>> tensors = {
+        {"master", state.weight}, {state.muon() ? "momentum" : "exp_avg", state.momentum}};
+    if (!state.muon()) tensors.emplace_back("exp_avg_sq", state.exp_avg_sq);
+    for (const auto& [name, tensor] : tensors) {
+      hashes.tensors.push_back({name, {}});
+      if (auto error = HashTensor(backend_, tensor, state.elements, hashes.tensors.back().blocks)) {
+        return absl::InternalError(
+            absl::StrFormat("parameter \"%s\": digest: %s", state.spec->name, error.message()));
+      }
+    }
+    result.push_back(std::move(hashes));
+  }
+  return result;
 }
 
 }  // namespace muond

@@ -5,9 +5,17 @@
 // names tied together share the state of the first. Gradients are only read; nothing is written
 // to state outside Commit.
 //
-// Thread rule: every method runs on the one Executor thread, except Create and AllocateTensor.
+// One engine lives on one device. It holds the shards that the plan puts there: whole parameters,
+// or ranges of their elements. What comes in of a tensor comes packed: the elements that the daemon
+// owns, one shard behind the other, those of its other devices included. Where the backend's memory
+// is not the host's, nothing here touches it but through the backend, and every byte a step needs
+// there is allocated by Create.
+//
+// Thread rule: every method runs on its Executor's one thread, except Create, AllocateStaging and
+// what is constant from Create on (`owns`, `state_bytes`, `backend`) or atomic (`scratch_bytes`).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,28 +27,42 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "proto/shard.h"
 #include "proto/values.h"
 #include "server/engine/buffer.h"
-#include "server/engine/parameter_state.h"
+#include "server/engine/digest.h"
+#include "server/engine/shard_state.h"
+#include "server/engine/upload_pack.h"
 #include "server/faults/fault_points.h"
+#include "server/registry/plan.h"
 #include "server/registry/routing.h"
 
 namespace muond {
 
 using HyperparametersByGroup = std::map<std::string, Hyperparameters>;
 
-// A whole gradient tensor in the backend's memory, row-major.
+// A gradient as it came in: a packed tensor.
 struct GradientLayer {
-  std::shared_ptr<Buffer> memory;
+  std::shared_ptr<StagingBuffer> memory;
   Dtype dtype = Dtype::kF32;
 };
 
-// What the reduction of one parameter's gradient found (unscaled, unclipped).
+// What is to be reduced: the layers of one parameter, summed in their order and divided.
+struct ReduceRequest {
+  int state = 0;
+  std::vector<GradientLayer> layers;
+  double divisor = 1;
+};
+
+// What the reduction of one parameter's gradient found (unscaled, unclipped), as far as it is here.
 struct ReducedGradient {
   std::int64_t nonfinite = 0;
   double max_abs = 0;
-  std::vector<double> block_sums;
+  std::vector<double> block_sums;  // in the order of the elements
   bool state_overflow = false;
+  // The layers were copied: their memory is not read any more.
+  bool layers_free = false;
+  // That a batch of reductions took, in its first result; 0 in the others.
   double seconds = 0;
 };
 
@@ -73,10 +95,23 @@ struct StateHealth {
     double weight_sum_squares = 0;
   };
   std::map<std::string, Group> groups;
-  std::int64_t nonfinite_momentum = 0;  // tensors with a non-finite element
+  std::int64_t nonfinite_momentum = 0;  // shards of tensors with a non-finite element
   std::int64_t nonfinite_second_moment = 0;
   std::int64_t nonfinite_weight = 0;
 };
+
+// What DescribeParameters tells of one parameter, as far as it is here.
+struct ParameterFacts {
+  std::int64_t t = 0;
+  double momentum_sum_squares = 0;
+  double weight_sum_squares = 0;
+  std::int64_t nonfinite_elements = 0;
+};
+
+// The shards of a run that one daemon owns, by parameter: ascending, `owner` being the device.
+using LocalShards = std::vector<std::vector<Shard>>;
+// All of a run on device 0.
+LocalShards WholeRun(const Routing& routing);
 
 // Where tests spoil a commit; off in production.
 struct EngineFaults {
@@ -87,19 +122,25 @@ struct EngineFaults {
 
 class Engine {
  public:
-  // Allocates all state. INVALID_ARGUMENT for group settings that can't be carried out (rules.h),
-  // RESOURCE_EXHAUSTED with the bytes wanted when memory is out. `spec` and `routing` must outlive
-  // the engine.
+  // Allocates all state of the shards that lie on `device`. INVALID_ARGUMENT for group settings
+  // that can't be carried out (rules.h), RESOURCE_EXHAUSTED with the bytes needed and free when
+  // memory is out. `spec` and `routing` must outlive the engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(kernels::Backend& backend,
                                                         const RunSpec& spec, const Routing& routing,
+                                                        const LocalShards& shards, int device,
                                                         EngineFaults faults);
 
-  // Memory for one gradient tensor or slice; any thread. RESOURCE_EXHAUSTED when there is none.
-  absl::StatusOr<std::shared_ptr<Buffer>> AllocateTensor(std::int64_t elements, Dtype dtype) const;
+  // Whether any of this parameter's state lives here.
+  bool owns(int parameter) const { return !ShardsOf(parameter).empty(); }
 
-  // Writes a slice of initial values, `values` being the row-major box in `dtype`. The first writer
-  // of an element sets it; a later one (another replica) must bring the same bits, else
-  // INVALID_ARGUMENT. Non-finite values are INVALID_ARGUMENT. Nothing is written on error.
+  // Host memory for one incoming tensor or slice; any thread. RESOURCE_EXHAUSTED if there is none.
+  absl::StatusOr<std::shared_ptr<StagingBuffer>> AllocateStaging(std::int64_t elements,
+                                                                 Dtype dtype) const;
+
+  // Writes a slice of initial values. `values`, in `dtype` and staging memory, are the elements of
+  // the box that the daemon owns, in the box's order. The first writer of an element sets it; a
+  // later one (another replica) must bring the same bits, else INVALID_ARGUMENT. Non-finite values
+  // are INVALID_ARGUMENT. Nothing is written on error.
   absl::Status WriteInitial(int state, const Box& box, const void* values, Dtype dtype);
   // All initial values are in: scans the weights.
   absl::Status FinishInitial();
@@ -108,50 +149,72 @@ class Engine {
   // them while gradients are reduced.
   void SetHyperparameters(const HyperparametersByGroup& muon, const HyperparametersByGroup& adamw);
 
-  // Sums the layers in their order (fp32), divides by `divisor`, scans. Keeps the result for
-  // Commit.
-  absl::StatusOr<ReducedGradient> Reduce(int state, const std::vector<GradientLayer>& layers,
-                                         double divisor);
+  // Sums the layers of each request in their order (fp32), divides, scans; results[i] belongs to
+  // requests[i]. Keeps the gradients for Commit. Many at once cost little more than one.
+  absl::StatusOr<std::vector<ReducedGradient>> Reduce(std::span<const ReduceRequest> requests);
 
   // Applies the step to every state that is not absent, in registration order, Muon batched within
   // bounded scratch. Every state not absent must have been reduced. On OK the gradients are gone.
   absl::StatusOr<CommitReport> Commit(const CommitRequest& request);
   // Throws reduced gradients away.
   void Discard();
+  // Forgets everything: state is what it was after Create.
+  absl::Status Reset();
 
-  // Reads elements [first, first + count) of a box as `dtype` into `out` (host memory).
+  // Reads elements [first, first + count) of a box as `dtype` into `out` (host memory); those that
+  // are not here are left alone.
   absl::Status Read(int state, const Box& box, std::int64_t first, std::int64_t count, Dtype dtype,
                     void* out);
 
-  // XXH3-128, hex. Over all states in name order: name, shape, dtype and block hashes of every
-  // state tensor, and t. Independent of slices, ranks and owners.
-  std::string TensorDigest() const;
-  std::string ParameterDigest(int state) const;
+  // What digests are made of (digest.h).
+  absl::StatusOr<std::vector<ShardHashes>> HashShards() const;
 
-  const ParameterState& state(int parameter) const { return states_[parameter]; }
+  ParameterFacts Facts(int parameter) const;
   StateHealth Health() const;
   std::int64_t state_bytes() const { return state_bytes_; }
-  std::int64_t scratch_bytes() const { return static_cast<std::int64_t>(muon_scratch_.bytes()); }
+  // Everything else that is held: gradients that are kept, and the scratch of a commit.
+  std::int64_t scratch_bytes() const { return scratch_bytes_; }
   kernels::Backend& backend() const { return backend_; }
 
  private:
   friend class MuonCommit;
   friend class AdamWCommit;
   Engine(kernels::Backend& backend, const RunSpec& spec, const Routing& routing,
-         EngineFaults faults);
-  absl::Status AllocateState(int parameter);
-  absl::Status PutInitial(ParameterState& state, const Box& box, const float* values);
-  bool CouldOverflow(const ParameterState& state, double gradient_max) const;
-  std::string HashState(int parameter) const;
+         const LocalShards& shards, int device, EngineFaults faults);
+  absl::Status BindShards();
+  absl::Status AllocateStates();
+  absl::Status BringGradients(std::span<const ReduceRequest> requests);
+  absl::Status BringGradient(ShardState& state, const ReduceRequest& request, UploadPack& pack);
+  absl::Status SumLayers(ShardState& state, const std::vector<GradientLayer>& layers);
+  struct Incoming;
+  absl::Status Widen(Incoming& part, const Box& box, const void* values, Dtype dtype);
+  absl::Status CheckReplicas(const Incoming& part, const Box& box) const;
+  absl::Status PutInitial(Incoming& part, const Box& box);
+  kernels::Error Gather(const ShardState& state, const Box& box, const ElementRange& range,
+                        Dtype dtype, char* out);
+  bool CouldOverflow(const ShardState& state, double gradient_max) const;
+  absl::Status PoisonMomentum(ShardState& state);
+  std::span<ShardState> ShardsOf(int parameter);
+  std::span<const ShardState> ShardsOf(int parameter) const;
 
   kernels::Backend& backend_;
   const RunSpec& spec_;
   const Routing& routing_;
+  const LocalShards shards_;
+  const int device_;
   const EngineFaults faults_;
-  std::vector<ParameterState> states_;  // by parameter index; tied names hold an empty one
+  std::map<std::string, kernels::NewtonSchulzRule> rules_;  // by group
+  std::vector<ShardState> states_;  // ascending by parameter and first element
+  std::vector<std::size_t> begin_;  // of each parameter in states_, and the end
   HyperparametersByGroup muon_, adamw_;
   std::int64_t state_bytes_ = 0;
-  Buffer muon_scratch_;  // U and O of one batch: allocated once, so a step can't run out of memory
+  std::atomic<std::int64_t> scratch_bytes_{0};
+  // One allocation for all tensors of a kind; allocated once, so that a step can't run out of
+  // memory.
+  Buffer weights_, momenta_, second_moments_, gradients_;
+  // Of one job at a time: U and O of a batch, rows on their way out, gradients on their way in.
+  Buffer scratch_;
+  StagingBuffer pack_;  // small gradients that go to a device together
 };
 
 }  // namespace muond

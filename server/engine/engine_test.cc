@@ -7,16 +7,18 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/device_like_backend.h"
 
 namespace muond {
 namespace {
 
 using ::testing::HasSubstr;
 
-// An engine with a 2 x 2 Muon matrix "w" and an AdamW vector "b" of three elements.
-class EngineTest : public ::testing::Test {
+// An engine with a 2 x 2 Muon matrix "w" and an AdamW vector "b" of three elements, in the host's
+// memory and in a device's.
+class EngineTest : public ::testing::TestWithParam<bool> {
  protected:
-  EngineTest() : backend_(kernels::MakeReferenceBackend()) {
+  EngineTest() : backend_(Placed(kernels::MakeReferenceBackend())) {
     spec_.name = "run";
     GroupSpec group{.name = "all"};
     group.muon = {.lr = 0.1, .weight_decay = 0.1, .momentum = 0.95};
@@ -27,22 +29,43 @@ class EngineTest : public ::testing::Test {
     routing_ = *RouteParameters(spec_);
   }
 
+  static std::unique_ptr<kernels::Backend> Placed(std::unique_ptr<kernels::Backend> backend) {
+    if (!GetParam()) return backend;
+    return testing::MakeDeviceLikeBackend(std::move(backend));
+  }
+
+  // Values as they come in.
+  std::shared_ptr<StagingBuffer> Staged(const std::vector<float>& values) {
+    auto memory = *engine_->AllocateStaging(values.size(), Dtype::kF32);
+    std::memcpy(memory->data(), values.data(), values.size() * sizeof(float));
+    return memory;
+  }
+  absl::Status WriteInitial(int state, const Box& box, const std::vector<float>& values) {
+    return engine_->WriteInitial(state, box, Staged(values)->data(), Dtype::kF32);
+  }
+
   void Make() {
-    auto engine = Engine::Create(*backend_, spec_, routing_, {&points_, &fault_});
+    auto engine =
+        Engine::Create(*backend_, spec_, routing_, WholeRun(routing_), 0, {&points_, &fault_});
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
-    const float w[] = {1, 0, 0, 1}, b[] = {1, 1, 1};
-    ASSERT_TRUE(engine_->WriteInitial(0, WholeBox({2, 2}), w, Dtype::kF32).ok());
-    ASSERT_TRUE(engine_->WriteInitial(1, WholeBox({3}), b, Dtype::kF32).ok());
+    ASSERT_TRUE(WriteInitial(0, WholeBox({2, 2}), {1, 0, 0, 1}).ok());
+    ASSERT_TRUE(WriteInitial(1, WholeBox({3}), {1, 1, 1}).ok());
     ASSERT_TRUE(engine_->FinishInitial().ok());
   }
 
+  GradientLayer Layer(const std::vector<float>& values) { return {Staged(values), Dtype::kF32}; }
   ReducedGradient Reduce(int state, const std::vector<float>& values, double divisor = 1) {
-    auto memory = *engine_->AllocateTensor(values.size(), Dtype::kF32);
-    std::memcpy(memory->data(), values.data(), values.size() * sizeof(float));
-    auto reduced = engine_->Reduce(state, {{memory, Dtype::kF32}}, divisor);
+    return Reduce({{state, {Layer(values)}, divisor}})[0];
+  }
+  std::vector<ReducedGradient> Reduce(const std::vector<ReduceRequest>& requests) {
+    auto reduced = engine_->Reduce(requests);
     EXPECT_TRUE(reduced.ok()) << reduced.status();
-    return reduced.ok() ? *reduced : ReducedGradient{};
+    return reduced.ok() ? *reduced : std::vector<ReducedGradient>(requests.size());
+  }
+  std::string Digest() { return TensorDigest(spec_, *engine_->HashShards()); }
+  std::string Digest(const std::string& parameter) {
+    return ParameterDigests(spec_, *engine_->HashShards()).at(parameter);
   }
 
   CommitRequest Request(std::set<int> absent = {}) const {
@@ -67,8 +90,10 @@ class EngineTest : public ::testing::Test {
   kernels::NewtonSchulzFault fault_;
   std::unique_ptr<Engine> engine_;
 };
+INSTANTIATE_TEST_SUITE_P(Memory, EngineTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Device" : "Host"; });
 
-TEST_F(EngineTest, CommitsTheGoldenFirstStep) {
+TEST_P(EngineTest, CommitsTheGoldenFirstStep) {
   Make();
   Reduce(0, {3, 0, 0, 4});
   Reduce(1, {2, 2, 2});
@@ -79,30 +104,30 @@ TEST_F(EngineTest, CommitsTheGoldenFirstStep) {
   EXPECT_NEAR(w[0], .9177124, 1e-6);
   EXPECT_NEAR(w[3], .8780796, 1e-6);
   EXPECT_NEAR(Weights(1, 3)[0], .8990000005, 1e-6);
-  EXPECT_EQ(engine_->state(0).t, 1);
+  EXPECT_EQ(engine_->Facts(0).t, 1);
 }
 
-TEST_F(EngineTest, ReducingAndDiscardingTouchesNothing) {
+TEST_P(EngineTest, ReducingAndDiscardingTouchesNothing) {
   Make();
-  const std::string before = engine_->TensorDigest();
+  const std::string before = Digest();
   const auto reduced = Reduce(0, {std::numeric_limits<float>::infinity(), 0, 0, NAN});
   EXPECT_EQ(reduced.nonfinite, 2);
   Reduce(1, {2, 2, 2});
   engine_->Discard();
-  EXPECT_EQ(engine_->TensorDigest(), before);
+  EXPECT_EQ(Digest(), before);
 }
 
-TEST_F(EngineTest, AnAbsentParameterKeepsEveryByteAndItsT) {
+TEST_P(EngineTest, AnAbsentParameterKeepsEveryByteAndItsT) {
   Make();
-  const std::string before = engine_->ParameterDigest(0);
+  const std::string before = Digest("w");
   Reduce(1, {2, 2, 2});
   ASSERT_TRUE(engine_->Commit(Request({0})).ok());
-  EXPECT_EQ(engine_->ParameterDigest(0), before);
-  EXPECT_EQ(engine_->state(0).t, 0);
-  EXPECT_EQ(engine_->state(1).t, 1);
+  EXPECT_EQ(Digest("w"), before);
+  EXPECT_EQ(engine_->Facts(0).t, 0);
+  EXPECT_EQ(engine_->Facts(1).t, 1);
 }
 
-TEST_F(EngineTest, IndependentDecayIsMuonsOnly) {
+TEST_P(EngineTest, IndependentDecayIsMuonsOnly) {
   spec_.groups[0].weight_decay_form = WeightDecayForm::kIndependent;
   Make();
   Reduce(0, {0, 0, 0, 0});
@@ -112,75 +137,77 @@ TEST_F(EngineTest, IndependentDecayIsMuonsOnly) {
   EXPECT_FLOAT_EQ(Weights(1, 3)[0], 0.999f);  // 1 - lr * weight_decay
 }
 
-TEST_F(EngineTest, LayersAreSummedInOrderAndDivided) {
+TEST_P(EngineTest, LayersAreSummedInOrderAndDivided) {
   Make();
-  std::vector<GradientLayer> layers;
-  for (const std::vector<float>& values : {std::vector<float>{2, 0, 0, 0}, {0, 0, 0, 2}}) {
-    auto memory = *engine_->AllocateTensor(4, Dtype::kF32);
-    std::memcpy(memory->data(), values.data(), 16);
-    layers.push_back({memory, Dtype::kF32});
-  }
-  const auto reduced = engine_->Reduce(0, layers, 2);
-  ASSERT_TRUE(reduced.ok());
-  EXPECT_EQ(reduced->max_abs, 1);
-  ASSERT_EQ(reduced->block_sums.size(), 1u);
-  EXPECT_EQ(reduced->block_sums[0], 2);
+  const auto reduced = Reduce({{0, {Layer({2, 0, 0, 0}), Layer({0, 0, 0, 2})}, 2}})[0];
+  EXPECT_EQ(reduced.max_abs, 1);
+  ASSERT_EQ(reduced.block_sums.size(), 1u);
+  EXPECT_EQ(reduced.block_sums[0], 2);
+  EXPECT_TRUE(reduced.layers_free) << "the sum is elsewhere";
 }
 
-TEST_F(EngineTest, StateOverflowIsForeseen) {
+TEST_P(EngineTest, ReductionsTogetherAreThoseOfEach) {
+  Make();
+  const auto together = Reduce(
+      {{1, {Layer({2, -4, 2})}, 2}, {0, {Layer({1, 2, 3, INFINITY}), Layer({1, 1, 1, 1})}, 1}});
+  EXPECT_EQ(together[0].max_abs, 2);
+  EXPECT_EQ(together[0].block_sums, std::vector<double>{6});
+  EXPECT_EQ(together[1].nonfinite, 1);
+  EXPECT_EQ(together[1].max_abs, 4);
+}
+
+TEST_P(EngineTest, StateOverflowIsForeseen) {
   Make();
   EXPECT_FALSE(Reduce(1, {2, 2, 2}).state_overflow);
   engine_->Discard();
   EXPECT_TRUE(Reduce(1, {2, 1e25f, 2}).state_overflow);
 }
 
-TEST_F(EngineTest, ReplicasThatDisagreeAreRefusedAndNothingIsWritten) {
+TEST_P(EngineTest, ReplicasThatDisagreeAreRefusedAndNothingIsWritten) {
   spec_.parameters[1].replicated = true;
-  auto engine = Engine::Create(*backend_, spec_, routing_, {});
+  auto engine = Engine::Create(*backend_, spec_, routing_, WholeRun(routing_), 0, {});
   ASSERT_TRUE(engine.ok());
   engine_ = *std::move(engine);
-  const float first[] = {1, 2}, second[] = {9, 3}, agreeing[] = {2, 3};
-  ASSERT_TRUE(engine_->WriteInitial(1, {{0}, {2}, true}, first, Dtype::kF32).ok());
-  const absl::Status refused = engine_->WriteInitial(1, {{1}, {2}, true}, second, Dtype::kF32);
+  ASSERT_TRUE(WriteInitial(1, {{0}, {2}, true}, {1, 2}).ok());
+  const absl::Status refused = WriteInitial(1, {{1}, {2}, true}, {9, 3});
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("replicas disagree"));
   EXPECT_THAT(Weights(1, 3), ::testing::ElementsAre(1, 2, 0));
-  EXPECT_TRUE(engine_->WriteInitial(1, {{1}, {2}, true}, agreeing, Dtype::kF32).ok());
+  EXPECT_TRUE(WriteInitial(1, {{1}, {2}, true}, {2, 3}).ok());
   EXPECT_THAT(Weights(1, 3), ::testing::ElementsAre(1, 2, 3));
 }
 
-TEST_F(EngineTest, NonFiniteInitialValuesAreRefusedByName) {
+TEST_P(EngineTest, NonFiniteInitialValuesAreRefusedByName) {
   Make();
-  const float bad[] = {1, NAN, 1};
-  const absl::Status refused = engine_->WriteInitial(1, WholeBox({3}), bad, Dtype::kF32);
+  const absl::Status refused = WriteInitial(1, WholeBox({3}), {1, NAN, 1});
   EXPECT_EQ(std::string(refused.message()),
             "parameter \"b\": initial values of [0:3]: 1 non-finite elements");
 }
 
-TEST_F(EngineTest, ReadsASliceRoundedToTheDtype) {
+TEST_P(EngineTest, ReadsASliceRoundedToTheDtype) {
   Make();
-  const float values[] = {1.00390625f, 2, 3, 4};  // 1 + 2^-8: half a unit of bf16, ties to even
-  ASSERT_TRUE(engine_->WriteInitial(0, WholeBox({2, 2}), values, Dtype::kF32).ok());
+  // 1 + 2^-8: half a unit of bf16, ties to even.
+  ASSERT_TRUE(WriteInitial(0, WholeBox({2, 2}), {1.00390625f, 2, 3, 4}).ok());
   std::uint16_t column[2];
   ASSERT_TRUE(engine_->Read(0, {{0, 0}, {2, 1}}, 0, 2, Dtype::kBF16, column).ok());
   EXPECT_EQ(kernels::BF16ToFloat(column[0]), 1.0f);
   EXPECT_EQ(kernels::BF16ToFloat(column[1]), 3.0f);
 }
 
-TEST_F(EngineTest, DigestSeesEveryStateTensorAndT) {
+TEST_P(EngineTest, DigestSeesEveryStateTensorAndT) {
   Make();
-  const std::string before = engine_->TensorDigest();
+  const std::string before = Digest();
   Reduce(0, {0, 0, 0, 0});
   Reduce(1, {0, 0, 0});
   CommitRequest still = Request();
   still.muon["all"].lr = still.adamw["all"].lr = 0;
   ASSERT_TRUE(engine_->Commit(still).ok());
   EXPECT_THAT(Weights(0, 4), ::testing::ElementsAre(1, 0, 0, 1));
-  EXPECT_NE(engine_->TensorDigest(), before) << "t has advanced";
+  EXPECT_NE(Digest(), before) << "t has advanced";
 }
 
-TEST_F(EngineTest, AFailedOrthogonalizationLeavesTheWeightsFinite) {
-  backend_ = kernels::MakeCpuBackend({.threads = 1, .newton_schulz_fault = &fault_});
+TEST_P(EngineTest, AFailedOrthogonalizationLeavesTheWeightsFinite) {
+  backend_ = Placed(kernels::MakeCpuBackend({.threads = 1, .newton_schulz_fault = &fault_}));
   Make();
   ASSERT_TRUE(points_.ArmFromSpec("newton_schulz_fast_path_nan,newton_schulz_fallback_nan").ok());
   Reduce(0, {3, 0, 0, 4});
@@ -191,8 +218,8 @@ TEST_F(EngineTest, AFailedOrthogonalizationLeavesTheWeightsFinite) {
   for (float value : Weights(0, 4)) EXPECT_TRUE(std::isfinite(value));
 }
 
-TEST_F(EngineTest, Dion76_ABadFastPathIsRedoneAndCounted) {
-  backend_ = kernels::MakeCpuBackend({.threads = 1, .newton_schulz_fault = &fault_});
+TEST_P(EngineTest, Dion76_ABadFastPathIsRedoneAndCounted) {
+  backend_ = Placed(kernels::MakeCpuBackend({.threads = 1, .newton_schulz_fault = &fault_}));
   Make();
   ASSERT_TRUE(points_.ArmFromSpec("newton_schulz_fast_path_nan").ok());
   Reduce(0, {3, 0, 0, 4});

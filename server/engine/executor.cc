@@ -19,6 +19,7 @@ void Executor::Post(std::function<void()> job) {
   {
     std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
+    ++posted_;
   }
   ready_.notify_one();
 }
@@ -28,6 +29,16 @@ std::size_t Executor::queued() const {
   return jobs_.size();
 }
 
+std::uint64_t Executor::posted() const {
+  std::lock_guard lock(mutex_);
+  return posted_;
+}
+
+void Executor::WaitIdle() const {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return jobs_.empty() && !running_; });
+}
+
 void Executor::Loop() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -35,11 +46,28 @@ void Executor::Loop() {
     if (jobs_.empty()) return;
     std::function<void()> job = std::move(jobs_.front());
     jobs_.pop_front();
+    running_ = true;
     lock.unlock();
     job();
     job = nullptr;  // what the job holds is freed outside the lock
     lock.lock();
+    running_ = false;
+    if (jobs_.empty()) idle_.notify_all();
   }
+}
+
+void StopAll(std::vector<std::unique_ptr<Executor>>& executors) {
+  const auto posted = [&] {
+    std::uint64_t sum = 0;
+    for (const auto& executor : executors) sum += executor->posted();
+    return sum;
+  };
+  // A round in which nobody posted, and each was idle at some moment, leaves nobody who could post.
+  for (std::uint64_t before = posted() + 1; before != posted();) {
+    before = posted();
+    for (const auto& executor : executors) executor->WaitIdle();
+  }
+  executors.clear();
 }
 
 }  // namespace muond

@@ -13,21 +13,39 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// U of a parameter and O of a matrix begin at multiples of this many elements.
+constexpr std::int64_t kAlignment = 64;
+
 void AddSeconds(double& total, Clock::time_point& since) {
   const auto now = Clock::now();
   total += std::chrono::duration<double>(now - since).count();
   since = now;
 }
 
-absl::Status KernelError(const ParameterState& state, const char* what,
-                         const kernels::Error& error) {
-  return absl::InternalError(
-      absl::StrFormat("parameter \"%s\": %s: %s", state.spec->name, what, error.message()));
+absl::Status KernelError(const char* what, const kernels::Error& error) {
+  return absl::InternalError(absl::StrFormat("commit: %s: %s", what, error.message()));
 }
 
-bool Packed(const ParameterState& state) {
-  return std::any_of(state.routed->matrices.begin(), state.routed->matrices.end(),
+bool Packed(const ShardState& state) {
+  return std::any_of(state.matrices.begin(), state.matrices.end(),
                      [](const MatrixBlock& block) { return block.ranges.size() > 1; });
+}
+
+std::int64_t Aligned(std::int64_t elements) {
+  return (elements + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Elements that a state takes of each region of the scratch: U whole, O and packed rows by matrix.
+std::int64_t Footprint(const ShardState& state) {
+  std::int64_t matrices = 0;
+  for (const MatrixBlock& block : state.matrices) {
+    matrices += Aligned(block.rows * block.cols);
+  }
+  return std::max(Aligned(state.elements), matrices);
+}
+
+std::int64_t BatchElements(const kernels::Backend& backend) {
+  return backend.host_memory() ? kMuonBatchElements : kMuonDeviceBatchElements;
 }
 
 // Scans of parts of one tensor, combined in the order of the parts.
@@ -39,26 +57,35 @@ void Merge(const kernels::StateScan& part, kernels::StateScan& whole) {
 
 }  // namespace
 
-std::size_t MuonCommit::ScratchBytes(const std::vector<ParameterState>& states) {
+MuonCommit::MuonCommit(Engine& engine, const CommitRequest& request)
+    : engine_(engine),
+      request_(request),
+      element_bytes_(kernels::DtypeBytes(engine.backend_.iterate_dtype())) {}
+
+std::size_t MuonCommit::ScratchBytes(const std::vector<ShardState>& states,
+                                     const kernels::Backend& backend) {
   std::int64_t total = 0, largest = 0;
   bool packed = false;
-  for (const ParameterState& state : states) {
-    if (!state.owned || !state.muon()) continue;
-    total += state.elements;
-    largest = std::max(largest, state.elements);
+  for (const ShardState& state : states) {
+    if (!state.muon()) continue;
+    const std::int64_t elements = Footprint(state);
+    total += elements;
+    largest = std::max(largest, elements);
     packed = packed || Packed(state);
   }
-  const std::int64_t batch = std::max(largest, std::min(total, kMuonBatchElements));
-  return static_cast<std::size_t>(batch) * sizeof(float) * (packed ? 3 : 2);
+  const std::int64_t batch = std::max(largest, std::min(total, BatchElements(backend)));
+  return static_cast<std::size_t>(batch) * kernels::DtypeBytes(backend.iterate_dtype()) *
+         (packed ? 3 : 2);
 }
 
 absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
   std::vector<int> batch;
   std::int64_t elements = 0;
   for (int index : states) {
-    const std::int64_t more = engine_.states_[index].elements;
-    if (!batch.empty() && elements + more > kMuonBatchElements) {
+    const std::int64_t more = Footprint(engine_.states_[index]);
+    if (!batch.empty() && elements + more > BatchElements(engine_.backend_)) {
       MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
+      if (!report.failure.empty()) return absl::OkStatus();
       batch.clear();
       elements = 0;
     }
@@ -69,89 +96,110 @@ absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& repor
 }
 
 absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& report) {
-  std::int64_t elements = 0;
-  for (int index : states) elements += engine_.states_[index].elements;
-  float* u = engine_.muon_scratch_.floats();
-  float* o = u + elements;
-  float* packed = o + elements;
-  std::vector<kernels::MatrixJob> jobs;
-  std::vector<Part> parts;
-  for (int index : states) {
-    ParameterState& state = engine_.states_[index];
-    auto clock = Clock::now();
-    MUOND_RETURN_IF_ERROR(UpdateMomentum(state, u, report));
-    const bool gather = Packed(state);
-    float* from = gather ? packed : u;
-    for (const MatrixBlock& block : state.routed->matrices) {
-      const float* input = gather ? from : u + block.ranges[0].begin * block.cols;
-      if (gather) {
-        for (const RowRange& range : block.ranges) {
-          const std::size_t count = range.count * block.cols;
-          if (auto error = engine_.backend_.Copy(from, u + range.begin * block.cols,
-                                                 count * sizeof(float))) {
-            return KernelError(state, "gather rows", error);
-          }
-          from += count;
-        }
-      }
-      jobs.push_back({.u = input, .o = o, .rows = block.rows, .cols = block.cols});
-      parts.push_back({index, &block, o});
-      o += block.rows * block.cols;
-    }
-    u += state.elements;
-    packed = gather ? from : packed;
-    AddSeconds(report.momentum_seconds, clock);
-  }
-  // Groups may differ in coefficients: runs of parts with one group go in one call.
-  for (std::size_t begin = 0; begin < jobs.size();) {
-    const GroupSpec* group = engine_.states_[parts[begin].state].group;
-    std::size_t end = begin;
-    while (end < jobs.size() && engine_.states_[parts[end].state].group == group) ++end;
-    MUOND_RETURN_IF_ERROR(Orthogonalize(jobs, parts, begin, end, report));
-    if (!report.failure.empty()) return absl::OkStatus();
-    begin = end;
-  }
   auto clock = Clock::now();
-  for (std::size_t i = 0; i < parts.size();) {
-    ParameterState& state = engine_.states_[parts[i].state];
-    kernels::StateScan scan;
-    for (const int index = parts[i].state; i < parts.size() && parts[i].state == index; ++i) {
-      MUOND_RETURN_IF_ERROR(ApplyPart(parts[i], scan));
-    }
-    state.weight_scan = scan;
-    ++state.t;
-    ++report.groups[state.group->name].updates;
-  }
+  Batch batch{.states = states};
+  LayOut(batch);
+  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch));
+  AddSeconds(report.momentum_seconds, clock);
+  MUOND_RETURN_IF_ERROR(OrthogonalizeAll(batch, report));
+  AddSeconds(report.newton_schulz_seconds, clock);
+  if (!report.failure.empty()) return absl::OkStatus();
+  MUOND_RETURN_IF_ERROR(ApplyAll(batch, report));
   AddSeconds(report.apply_seconds, clock);
   return absl::OkStatus();
 }
 
-absl::Status MuonCommit::UpdateMomentum(ParameterState& state, float* u, CommitReport& report) {
-  const Hyperparameters& now = request_.muon.at(state.group->name);
+// The scratch holds U of all states, then O of all matrices, then the rows that are gathered.
+void MuonCommit::LayOut(Batch& batch) const {
+  std::int64_t elements = 0;
+  for (int index : batch.states) elements += Footprint(engine_.states_[index]);
+  char* u = static_cast<char*>(engine_.scratch_.data());
+  char* o = u + elements * element_bytes_;
+  char* packed = o + elements * element_bytes_;
+  for (int index : batch.states) {
+    const ShardState& state = engine_.states_[index];
+    batch.momenta.push_back(MomentumJobOf(state, u));
+    const bool gather = Packed(state);
+    for (const MatrixBlock& block : state.matrices) {
+      const char* input = u + block.ranges[0].begin * block.cols * element_bytes_;
+      if (gather) {
+        char* to = packed;
+        for (const RowRange& range : block.ranges) {
+          const std::size_t bytes = range.count * block.cols * element_bytes_;
+          batch.gathers.push_back({to, u + range.begin * block.cols * element_bytes_, bytes});
+          to += bytes;
+        }
+        input = packed;
+        packed += Aligned(block.rows * block.cols) * element_bytes_;
+      }
+      batch.matrices.push_back({.u = input,
+                                .o = o,
+                                .rows = block.rows,
+                                .cols = block.cols,
+                                .u_scale = batch.momenta.back().u_scale});
+      batch.parts.push_back({index, &block});
+      o += Aligned(block.rows * block.cols) * element_bytes_;
+    }
+    u += Aligned(state.elements) * element_bytes_;
+  }
+}
+
+kernels::MomentumJob MuonCommit::MomentumJobOf(const ShardState& state, char* u) const {
   const kernels::MomentumRule rule = MomentumRuleOf(
-      *state.group, now,
+      *state.group, request_.muon.at(state.group->name),
       engine_.spec_.clip_policy == ClipPolicy::kAll ? request_.clip_coefficient : 1.0);
-  if (auto error = engine_.backend_.Momentum(state.gradient, rule, state.momentum.floats(),
-                                             /*write_m=*/true, u, state.momentum_scan)) {
-    return KernelError(state, "momentum", error);
+  return {
+      .gradient = state.gradient,
+      .rule = rule,
+      .m = state.momentum,
+      .u = u,
+      .u_scale = kernels::IterateScale(engine_.backend_.iterate_dtype(),
+                                       MuonInputBound(state.Maxima(), state.gradient_max, rule))};
+}
+
+absl::Status MuonCommit::UpdateMomenta(const Batch& batch) {
+  std::vector<kernels::StateScan> scans(batch.states.size());
+  if (auto error = engine_.backend_.Momentum(batch.momenta, scans)) {
+    return KernelError("momentum", error);
+  }
+  for (std::size_t i = 0; i < scans.size(); ++i) {
+    engine_.states_[batch.states[i]].momentum_scan = scans[i];
+  }
+  if (batch.gathers.empty()) return absl::OkStatus();
+  if (auto error = engine_.backend_.Copy(batch.gathers)) return KernelError("gather rows", error);
+  return absl::OkStatus();
+}
+
+// Groups may differ in coefficients: the matrices of one group go in one call.
+absl::Status MuonCommit::OrthogonalizeAll(const Batch& batch, CommitReport& report) {
+  std::vector<std::pair<const GroupSpec*, std::vector<std::size_t>>> groups;
+  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
+    const GroupSpec* group = engine_.states_[batch.parts[i].state].group;
+    auto found = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& entry) { return entry.first == group; });
+    if (found == groups.end()) found = groups.insert(groups.end(), {group, {}});
+    found->second.push_back(i);
+  }
+  for (const auto& [group, members] : groups) {
+    MUOND_RETURN_IF_ERROR(Orthogonalize(batch, members, report));
+    if (!report.failure.empty()) break;
   }
   return absl::OkStatus();
 }
 
-absl::Status MuonCommit::Orthogonalize(std::vector<kernels::MatrixJob>& jobs,
-                                       const std::vector<Part>& parts, std::size_t begin,
-                                       std::size_t end, CommitReport& report) {
-  auto clock = Clock::now();
-  const ParameterState& first = engine_.states_[parts[begin].state];
-  std::vector<kernels::NewtonSchulzResult> results(end - begin);
-  for (std::size_t i = begin; i < end; ++i) {
+absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+                                       CommitReport& report) {
+  const ShardState& first = engine_.states_[batch.parts[members[0]].state];
+  std::vector<kernels::MatrixJob> jobs;
+  for (const std::size_t member : members) {
+    jobs.push_back(batch.matrices[member]);
     const EngineFaults& faults = engine_.faults_;
     if (faults.Fire(FaultPoint::kNewtonSchulzFastPathNan)) ++faults.newton_schulz->fast_path;
     if (faults.Fire(FaultPoint::kNewtonSchulzFallbackNan)) ++faults.newton_schulz->fallback;
   }
-  if (auto error = engine_.backend_.NewtonSchulz(std::span(jobs).subspan(begin, end - begin),
-                                                 first.newton_schulz, results)) {
-    return KernelError(first, "Newton-Schulz", error);
+  std::vector<kernels::NewtonSchulzResult> results(jobs.size());
+  if (auto error = engine_.backend_.NewtonSchulz(jobs, *first.newton_schulz, results)) {
+    return KernelError("Newton-Schulz", error);
   }
   CommitReport::Group& group = report.groups[first.group->name];
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -163,33 +211,46 @@ absl::Status MuonCommit::Orthogonalize(std::vector<kernels::MatrixJob>& jobs,
     group.ns_fallback += result.fallback;
     ++group.ns_calls;
     if (result.failed && report.failure.empty()) {
-      const Part& part = parts[begin + i];
       report.failure = absl::StrFormat(
           "parameter \"%s\": Newton-Schulz of a %d x %d matrix: the fp32 standard path gave no "
           "usable result for a finite input; its weights were not changed; the run needs a restore",
-          engine_.states_[part.state].spec->name, part.block->rows, part.block->cols);
+          engine_.states_[batch.parts[members[i]].state].spec->name, jobs[i].rows, jobs[i].cols);
     }
   }
-  AddSeconds(report.newton_schulz_seconds, clock);
   return absl::OkStatus();
 }
 
-absl::Status MuonCommit::ApplyPart(const Part& part, kernels::StateScan& scan) {
-  ParameterState& state = engine_.states_[part.state];
-  const Hyperparameters& now = request_.muon.at(state.group->name);
-  const MatrixBlock& block = *part.block;
-  const double step = now.lr * ShapeFactorOf(state.group->shape_factor, state.group->extra_factor,
-                                             block.rows, block.cols);
-  const float* o = part.o;
-  for (const RowRange& range : block.ranges) {
-    kernels::StateScan piece;
-    const std::size_t count = range.count * block.cols;
-    if (auto error = engine_.backend_.Apply(state.weight.floats() + range.begin * block.cols, o,
-                                            count, DecayFactor(*state.group, now), step, piece)) {
-      return KernelError(state, "apply", error);
+absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
+  std::vector<kernels::ApplyJob> jobs;
+  std::vector<int> states;  // of each job
+  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
+    const ShardState& state = engine_.states_[batch.parts[i].state];
+    const MatrixBlock& block = *batch.parts[i].block;
+    const Hyperparameters& now = request_.muon.at(state.group->name);
+    const double factor =
+        ShapeFactorOf(state.group->shape_factor, state.group->extra_factor, block.rows, block.cols);
+    const char* o = static_cast<const char*>(batch.matrices[i].o);
+    for (const RowRange& range : block.ranges) {
+      const std::size_t count = range.count * block.cols;
+      jobs.push_back({.w = state.weight + range.begin * block.cols,
+                      .o = o,
+                      .elements = count,
+                      .decay = DecayFactor(*state.group, now),
+                      .step = now.lr * factor});
+      states.push_back(batch.parts[i].state);
+      o += count * element_bytes_;
     }
-    Merge(piece, scan);
-    o += count;
+  }
+  std::vector<kernels::StateScan> scans(jobs.size());
+  if (auto error = engine_.backend_.Apply(jobs, scans)) return KernelError("apply", error);
+  for (int index : batch.states) {
+    ShardState& state = engine_.states_[index];
+    state.weight_scan = {};
+    ++state.t;
+    ++report.groups[state.group->name].updates;
+  }
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    Merge(scans[i], engine_.states_[states[i]].weight_scan);
   }
   return absl::OkStatus();
 }

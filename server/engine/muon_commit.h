@@ -1,6 +1,7 @@
 // Muon's half of a commit: momentum, Newton-Schulz, apply, batch by batch in bounded scratch.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,11 +11,12 @@ namespace muond {
 
 class MuonCommit {
  public:
-  MuonCommit(Engine& engine, const CommitRequest& request) : engine_(engine), request_(request) {}
+  MuonCommit(Engine& engine, const CommitRequest& request);
 
-  // Bytes of scratch that Run needs for these states: U and O of one batch, and a packed copy of U
-  // where a row split gathers rows.
-  static std::size_t ScratchBytes(const std::vector<ParameterState>& states);
+  // Bytes of scratch that Run needs for any of these states: U and O of one batch in the iterate
+  // dtype, and a packed copy of U where a row split gathers rows.
+  static std::size_t ScratchBytes(const std::vector<ShardState>& states,
+                                  const kernels::Backend& backend);
 
   // Applies the step to `states` (indices of Muon states, all reduced). A matrix that can't be
   // orthogonalized stops the run: report.failure says which; its weights are left as they were.
@@ -25,19 +27,32 @@ class MuonCommit {
   struct Part {
     int state;
     const MatrixBlock* block;
-    const float* o;
+  };
+  // Of one batch; the lists of a kind run in parallel.
+  struct Batch {
+    const std::vector<int>& states;
+    std::vector<kernels::MomentumJob> momenta;  // one per state
+    std::vector<kernels::CopyJob> gathers;
+    std::vector<kernels::MatrixJob> matrices;  // one per part
+    std::vector<Part> parts;
   };
   absl::Status RunBatch(const std::vector<int>& states, CommitReport& report);
-  absl::Status UpdateMomentum(ParameterState& state, float* u, CommitReport& report);
-  absl::Status ApplyPart(const Part& part, kernels::StateScan& scan);
-  absl::Status Orthogonalize(std::vector<kernels::MatrixJob>& jobs, const std::vector<Part>& parts,
-                             std::size_t begin, std::size_t end, CommitReport& report);
+  void LayOut(Batch& batch) const;
+  kernels::MomentumJob MomentumJobOf(const ShardState& state, char* u) const;
+  absl::Status UpdateMomenta(const Batch& batch);
+  absl::Status OrthogonalizeAll(const Batch& batch, CommitReport& report);
+  absl::Status Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+                             CommitReport& report);
+  absl::Status ApplyAll(const Batch& batch, CommitReport& report);
 
   Engine& engine_;
   const CommitRequest& request_;
+  const std::size_t element_bytes_;  // of the iterate dtype
 };
 
-// Elements of Muon parameters that share one batch, unless a single one is larger.
+// Elements of Muon parameters that share one batch, unless a single one is larger. A device wants
+// more at a time to be busy, and needs half the bytes for each.
 inline constexpr std::int64_t kMuonBatchElements = std::int64_t{32} << 20;
+inline constexpr std::int64_t kMuonDeviceBatchElements = std::int64_t{256} << 20;
 
 }  // namespace muond

@@ -62,8 +62,10 @@ TEST(NewtonSchulzRule, CustomStepsComeInThreesAndAreFinite) {
 
 TEST(NewtonSchulzRule, CustomStepsThatOrthogonalizeNothingAreRefused) {
   GroupSpec group = Group("custom", 0);
-  for (const std::vector<double>& steps : {std::vector<double>{5, 0, 0}, {1e30, 0, 0},
-                                           {1, 1e20, 1e20}, {8, -22, 15, 8, -22, 15, 3, 3, 3}}) {
+  for (const std::vector<double>& steps : {std::vector<double>{5, 0, 0},
+                                           {1e30, 0, 0},
+                                           {1, 1e20, 1e20},
+                                           {8, -22, 15, 8, -22, 15, 3, 3, 3}}) {
     group.custom_steps = steps;
     EXPECT_THAT(ErrorOf(group), HasSubstr("custom_steps: carry the singular value"));
   }

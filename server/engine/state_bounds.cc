@@ -11,16 +11,25 @@ constexpr double kLargest = static_cast<double>(std::numeric_limits<float>::max(
 
 bool Fits(double bound) { return bound <= kLargest; }  // false for NaN too
 
+double WeightOfGradient(const kernels::MomentumRule& rule) {
+  return rule.form == kernels::MomentumForm::kSum ? 1.0 : 1.0 - rule.beta;
+}
+
 }  // namespace
+
+double MuonInputBound(const StateMaxima& now, double gradient_max,
+                      const kernels::MomentumRule& rule) {
+  const double gradient = WeightOfGradient(rule) * gradient_max * std::abs(rule.gradient_scale);
+  const double momentum = rule.beta * now.momentum + gradient;
+  return rule.nesterov ? rule.beta * momentum + gradient : momentum;
+}
 
 bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
                             const kernels::MomentumRule& rule, double decay, double update_max) {
   const bool sum = rule.form == kernels::MomentumForm::kSum;
-  const double weight_of_gradient = sum ? 1.0 : 1.0 - rule.beta;
-  const double momentum = rule.beta * now.momentum + weight_of_gradient * gradient_max;
+  const double momentum = rule.beta * now.momentum + WeightOfGradient(rule) * gradient_max;
   // U feeds Newton-Schulz: not state, but an infinite one would leave no update to apply.
-  const double u =
-      rule.nesterov ? rule.beta * momentum + weight_of_gradient * gradient_max : momentum;
+  const double u = MuonInputBound(now, gradient_max, rule);
   // The ema form is computed as M + (1 - beta)(G - M): the difference must fit as well.
   const double difference = sum ? 0.0 : gradient_max + now.momentum;
   const double weight = std::abs(decay) * now.weight + update_max;

@@ -19,6 +19,11 @@ struct StateMaxima {
   double exp_avg_sq = 0;  // AdamW's v
 };
 
+// Bound on the elements of U, the Newton-Schulz input that the rule makes of these. The gradient's
+// maximum is unscaled; the rule's gradient_scale is applied to it.
+double MuonInputBound(const StateMaxima& now, double gradient_max,
+                      const kernels::MomentumRule& rule);
+
 // `update_max` bounds the elements of lr x shape factor x O over the parameter's matrices. The
 // gradient's maximum is unscaled and unclipped.
 bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,

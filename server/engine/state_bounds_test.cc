@@ -72,8 +72,10 @@ TEST_P(BoundsAreSound, WhatPassesStaysFinite) {
     if (!MuonStateCouldOverflow(now, std::abs(g), rule, 1, 0)) {
       ++passed;
       float muon_m = m;
+      const kernels::MomentumJob job{.gradient = gradient, .rule = rule, .m = &muon_m, .u = &u};
       kernels::StateScan scan;
-      ASSERT_FALSE(backend->Momentum(gradient, rule, &muon_m, true, &u, scan));
+      ASSERT_FALSE(backend->Momentum({&job, 1}, {&scan, 1}));
+      ASSERT_LE(std::abs(u), MuonInputBound(now, std::abs(g), rule) * (1 + 1e-6));
       ASSERT_TRUE(std::isfinite(muon_m) && std::isfinite(u)) << "g " << g << " m " << m;
     } else {
       ++refused;
@@ -82,8 +84,9 @@ TEST_P(BoundsAreSound, WhatPassesStaysFinite) {
         .lr = unit(random), .beta1 = unit(random), .beta2 = unit(random), .t = 1 + round % 9};
     if (!AdamWStateCouldOverflow(now, std::abs(g), adamw)) {
       ++passed;
+      const kernels::AdamWJob job{.gradient = gradient, .rule = adamw, .state = {&w, &m, &v}};
       kernels::AdamWScan scan;
-      ASSERT_FALSE(backend->AdamW(gradient, adamw, {&w, &m, &v}, scan));
+      ASSERT_FALSE(backend->AdamW({&job, 1}, {&scan, 1}));
       ASSERT_TRUE(std::isfinite(w) && std::isfinite(m) && std::isfinite(v)) << "g " << g;
     } else {
       ++refused;

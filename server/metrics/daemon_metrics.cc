@@ -33,20 +33,27 @@ void RpcMetrics::OnHandled(absl::StatusCode code, absl::Duration elapsed) {
   handling_->Observe(std::max(0.0, absl::ToDoubleSeconds(elapsed)));
 }
 
-DaemonMetrics::DaemonMetrics(const BuildInfo& build)
+DaemonMetrics::DaemonMetrics(const BuildInfo& build, const BackendInfo& backend)
     : families_(std::make_shared<MetricFamilies>()),
       series_(families_.get()),
       ready_(series_.AddGauge(kReady)),
       log_messages_(series_.AddCounters(kLogMessages)),
       phases_(series_.AddHistograms(kStepPhase)) {
   series_.AddGauge(kBuildInfo, {build.version, build.revision, build.cuda, build.compiler})->Set(1);
+  for (std::size_t device = 0; device < backend.models.size(); ++device) {
+    const std::string& model = backend.models[device];
+    series_.AddGauge(kBackendInfo, {backend.backend, std::to_string(device), model})->Set(1);
+  }
   for (const std::string_view path : RowOf(kTransportBytes).labels[0].values) {
     transport_bytes_.push_back(series_.AddCounters(kTransportBytes, {std::string(path)}));
     transport_messages_.push_back(series_.AddCounters(kTransportMessages, {std::string(path)}));
     transport_errors_.push_back(series_.AddCounters(kTransportErrors, {std::string(path)}));
   }
   for (const std::string_view kind : RowOf(kMemory).labels[0].values) {
-    memory_.push_back(series_.AddGauge(kMemory, {std::string(kind), "host"}));
+    const char* location = !backend.device_memory ? "host"
+                           : kind == "staging"    ? "pinned"
+                                                  : "device";
+    memory_.push_back(series_.AddGauge(kMemory, {std::string(kind), location}));
   }
 }
 

@@ -26,6 +26,13 @@ struct BuildInfo {
   std::string compiler;  // "g++ 12.2.0"
 };
 
+// What computes, and where its memory lies.
+struct BackendInfo {
+  std::string backend = "cpu";             // "cuda", "cpu" or "reference"
+  std::vector<std::string> models = {""};  // one per device: "NVIDIA H200"; empty on the host
+  bool device_memory = false;              // state on devices, staging pinned; else all on the host
+};
+
 // The enumerations below are in the order of the labels in the metric table.
 enum class LogSeverity : std::uint8_t { kDebug, kInfo, kWarning, kError, kCritical };
 enum class StepPhase : std::uint8_t {
@@ -56,7 +63,7 @@ class RpcMetrics {
 
 class DaemonMetrics {
  public:
-  explicit DaemonMetrics(const BuildInfo& build);
+  explicit DaemonMetrics(const BuildInfo& build, const BackendInfo& backend = {});
 
   // The series of a run that opens; they go when the object does. It may outlive the daemon's.
   std::unique_ptr<RunMetrics> OpenRun(RunMetrics::Opening opening);

@@ -45,6 +45,9 @@ std::vector<MetricRow> DaemonRows() {
       {kBuildInfo, "muond_build_info", kGauge, kSection,
        {{"version", {}}, {"revision", {}}, {"cuda", {}}, {"compiler", {}}}, "",
        "Build of the running daemon; always 1.", {}},
+      {kBackendInfo, "muond_backend_info", kGauge, kSection,
+       {{"backend", {"cuda", "cpu", "reference"}}, {"device", {}}, {"model", {}}}, "",
+       "What computes, one series for each device of the daemon; always 1.", {}},
       {kReady, "muond_ready", kGauge, kSection, {}, "", "1 when the daemon accepts steps.", {}},
       {kLogMessages, "muond_log_messages_total", kCounter, kSection,
        {{"severity", {"debug", "info", "warning", "error", "critical"}}}, "",
@@ -63,7 +66,7 @@ std::vector<MetricRow> DaemonRows() {
        "Most file descriptors that the process may have open.", {}},
       {kMemory, "muond_memory_bytes", kGauge, kSection,
        {{"kind", {"master", "momentum", "second_moment", "workspace", "staging"}},
-        {"location", {"host"}}}, "bytes",
+        {"location", {"host", "device", "pinned"}}}, "bytes",
        "Memory that the daemon holds for its runs, by use.", {}},
   };
 }

@@ -17,7 +17,7 @@ namespace muond {
 
 enum class MetricId : std::uint8_t {
   // The daemon.
-  kBuildInfo, kReady, kLogMessages,
+  kBuildInfo, kBackendInfo, kReady, kLogMessages,
   kProcessStartTime, kProcessCpu, kProcessResidentMemory, kProcessVirtualMemory, kProcessOpenFds,
   kProcessMaxFds,
   kMemory,

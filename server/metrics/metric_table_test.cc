@@ -59,8 +59,9 @@ TEST(MetricTable, HelpIsASentence) {
 }
 
 TEST(MetricTable, NoLabelGrowsWithParametersStepsOrRequests) {
-  const std::set<std::string_view> open = {"run", "group", "version", "revision", "cuda",
-                                           "compiler", "grpc_type", "grpc_service", "grpc_method"};
+  const std::set<std::string_view> open = {"run",       "group",        "version",    "revision",
+                                           "cuda",      "compiler",     "device",     "model",
+                                           "grpc_type", "grpc_service", "grpc_method"};
   ForEveryMetric([&open](const MetricRow& row) {
     for (const MetricLabel& label : row.labels) {
       EXPECT_EQ(label.values.empty(), open.contains(label.name)) << label.name;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "civetweb.h"
 #include "proto/check.h"
+#include "server/metrics/worker_stack.h"
 
 namespace muond {
 namespace {
@@ -115,6 +116,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   unsigned code = 0;
   mg_init_data init{&callbacks, impl.get(), options};
   mg_error_data error{&code, text, sizeof(text)};
+  GiveThreadsRoom();
   impl->context = mg_start2(&init, &error);
   if (impl->context == nullptr) {
     std::lock_guard lock(impl->mutex);

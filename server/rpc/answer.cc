@@ -17,6 +17,7 @@ v1::RunState ToProto(RunState state) {
     case RunState::kDraining:
       return v1::RUN_STATE_DRAINING;
     case RunState::kNeedsRestore:
+      return v1::RUN_STATE_NEEDS_RESTORE;
     case RunState::kFailed:
       return v1::RUN_STATE_FAILED;
   }
@@ -28,6 +29,7 @@ v1::RunPosition ToProto(const RunPosition& position) {
   message.set_generation(position.generation);
   message.set_next_step(position.next_step);
   message.set_state(ToProto(position.state));
+  message.set_resume_step(position.resume_step);
   if (position.last_outcome) *message.mutable_last_outcome() = ToProto(*position.last_outcome);
   return message;
 }

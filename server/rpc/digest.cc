@@ -9,13 +9,17 @@ grpc::ServerUnaryReactor* OptimizerService::Digest(grpc::CallbackServerContext* 
   const auto run = context_.runs->Find(request->run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  (*run)->Digest(request->per_parameter(), [reactor, reply](DigestSnapshot digest) {
-    reply->set_tensor_digest(digest.tensor);
-    reply->set_control_digest(digest.control);
-    reply->set_version(digest.version);
-    for (auto& [name, value] : digest.parameters) (*reply->mutable_parameters())[name] = value;
-    reactor->Finish(grpc::Status::OK);
-  });
+  (*run)->Digest(request->per_parameter(),
+                 [context, reactor, reply, run = *run](absl::StatusOr<DigestSnapshot> digest) {
+                   if (digest.ok()) {
+                     reply->set_tensor_digest(digest->tensor);
+                     reply->set_control_digest(digest->control);
+                     reply->set_version(digest->version);
+                     for (auto& [name, value] : digest->parameters)
+                       (*reply->mutable_parameters())[name] = value;
+                   }
+                   reactor->Finish(Answer(context, digest.status(), run.get()));
+                 });
   return reactor;
 }
 

@@ -17,6 +17,8 @@ namespace muond {
 struct RpcContext {
   RunTable* runs = nullptr;
   DaemonMetrics* metrics = nullptr;
+  std::shared_ptr<Peers> peers;
+  Executor* peer_executor = nullptr;
   FaultInjector* faults = nullptr;
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   absl::Duration step_deadline = absl::Seconds(120);
@@ -47,6 +49,9 @@ class OptimizerService final : public v1::Optimizer::CallbackService {
                                                 const v1::PullRequest*) override;
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext*, const v1::CloseRequest*,
                                   v1::CloseReply*) override;
+  grpc::ServerUnaryReactor* RaiseGeneration(grpc::CallbackServerContext*,
+                                            const v1::RaiseGenerationRequest*,
+                                            v1::RaiseGenerationReply*) override;
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext*, const v1::StatusRequest*,
                                    v1::StatusReply*) override;
   grpc::ServerUnaryReactor* DescribeParameters(grpc::CallbackServerContext*,

@@ -58,23 +58,24 @@ class PullStream final : public grpc::ServerWriteReactor<v1::PullReply> {
   }
 
   void Next() {
-    while (slice_ < slices_.size() && first_ == slices_[slice_].box.Elements()) {
+    if (slice_ < slices_.size() && sent_ == slices_[slice_].range.count) {
       ++slice_;
-      first_ = 0;
+      sent_ = 0;
     }
     if (slice_ == slices_.size()) return Finish(grpc::Status::OK);
     const PullSlice& slice = slices_[slice_];
     const auto size = static_cast<std::int64_t>(DtypeBytes(slice.dtype));
-    count_ = std::min(chunk_bytes_ / size, slice.box.Elements() - first_);
+    const std::int64_t first = slice.range.first + sent_;
+    count_ = std::min(chunk_bytes_ / size, slice.range.count - sent_);
     reply_.set_version(version_);
     v1::Chunk* chunk = reply_.mutable_chunk();
     chunk->set_parameter(slice.name);
     chunk->set_slice(slice.slice);
     chunk->set_dtype(ToProto(slice.dtype));
-    chunk->set_offset(first_);
+    chunk->set_offset(first);
     std::string* data = chunk->mutable_data();
     data->resize(count_ * size);
-    run_->Read(slice, version_, first_, count_, data->data(),
+    run_->Read(slice, version_, first, count_, data->data(),
                [this](const absl::Status& status) { Send(status); });
   }
 
@@ -82,7 +83,7 @@ class PullStream final : public grpc::ServerWriteReactor<v1::PullReply> {
     if (!status.ok()) return Finish(Answer(context_, status, run_.get()));
     v1::Chunk* chunk = reply_.mutable_chunk();
     chunk->set_crc32c(Crc32c(chunk->data().data(), chunk->data().size()));
-    first_ += count_;
+    sent_ += count_;
     rpc_.metrics->OnTransfer(TransportPath::kGrpc, TransportDirection::kSent, chunk->data().size());
     StartWrite(&reply_);
   }
@@ -94,7 +95,7 @@ class PullStream final : public grpc::ServerWriteReactor<v1::PullReply> {
   std::int64_t chunk_bytes_ = kDefaultChunkBytes;
   std::vector<PullSlice> slices_;
   std::size_t slice_ = 0;   // being sent
-  std::int64_t first_ = 0;  // its first element not yet sent
+  std::int64_t sent_ = 0;   // elements of its range
   std::int64_t count_ = 0;  // elements of the chunk in hand
   v1::PullReply reply_;
 };

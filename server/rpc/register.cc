@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "proto/check.h"
 #include "proto/convert.h"
 #include "server/rpc/answer.h"
@@ -8,14 +11,43 @@
 namespace muond {
 namespace {
 
+// Where a parameter's state lives, in words: one daemon, or the range of those that share it.
+std::string OwnerOf(const Run& run, int parameter) {
+  const Plan& plan = run.plan();
+  const auto& daemons = run.daemons();
+  std::vector<std::string> names;
+  for (const Shard& shard : plan.ShardsOf(run.routing().parameters[parameter].state)) {
+    const std::string& name = daemons[plan.owners[shard.owner].place.daemon];
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+void FillPlan(const Run& run, v1::RegisterReply* reply) {
+  const Plan& plan = run.plan();
+  reply->set_plan_hash(plan.hash);
+  if (run.daemons().size() == 1) return;
+  for (const std::string& daemon : run.daemons()) reply->add_daemons(daemon);
+  reply->set_daemon(run.daemon());
+  for (const Shard& shard : plan.shards) {
+    v1::Shard* message = reply->add_shards();
+    message->set_parameter(shard.parameter);
+    message->set_first(shard.first);
+    message->set_elements(shard.elements);
+    message->set_daemon(plan.owners[shard.owner].place.daemon);
+  }
+}
+
 void FillRouting(const Run& run, const std::string& owner, v1::RoutingReport* report) {
+  const bool alone = run.daemons().size() == 1;
   const Routing& routing = run.routing();
   for (std::size_t i = 0; i < routing.parameters.size(); ++i) {
     const RoutedParameter& routed = routing.parameters[i];
     const bool tied = routed.state != static_cast<int>(i);
     *report->add_parameters() =
         ToProto(routed, run.spec().parameters[i].group,
-                tied ? run.spec().parameters[routed.state].name : "", owner);
+                tied ? run.spec().parameters[routed.state].name : "",
+                alone ? owner : OwnerOf(run, static_cast<int>(i)));
   }
   report->set_muon_parameters(routing.muon_parameters);
   report->set_adamw_parameters(routing.adamw_parameters);
@@ -52,6 +84,7 @@ absl::Status Join(const RpcContext& context, const v1::RegisterRequest& request,
   const Run& run = *joined->run;
   *reply->mutable_position() = ToProto(run.Position());
   FillRouting(run, context.daemon_name, reply->mutable_routing());
+  FillPlan(run, reply);
   reply->set_loss_scale(run.loss_scale());
   reply->set_max_chunk_bytes(context.max_chunk_bytes);
   reply->set_transport("grpc");
@@ -67,7 +100,15 @@ absl::Status Join(const RpcContext& context, const v1::RegisterRequest& request,
 grpc::ServerUnaryReactor* OptimizerService::Register(grpc::CallbackServerContext* context,
                                                      const v1::RegisterRequest* request,
                                                      v1::RegisterReply* reply) {
-  return AnswerNow(context, Join(context_, *request, reply), nullptr);
+  if (context_.peers->count() == 1) {
+    return AnswerNow(context, Join(context_, *request, reply), nullptr);
+  }
+  // Making a run asks the other daemons what they know of it, which may take its time.
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  context_.peer_executor->Post([this, context, reactor, request, reply] {
+    reactor->Finish(Answer(context, Join(context_, *request, reply), nullptr));
+  });
+  return reactor;
 }
 
 }  // namespace muond

@@ -33,7 +33,13 @@ void Fill(const RunSnapshot& run, v1::RunStatus* message) {
   message->set_waiting_slices(run.waiting_slices);
   message->set_state_bytes(run.state_bytes);
   message->set_staging_bytes(run.staging_bytes);
-  message->set_failure(run.failure);
+  message->set_failure(run.failure.empty() ? run.why_restore : run.failure);
+  if (run.daemons.size() > 1) {
+    for (const std::string& daemon : run.daemons) message->add_daemons(daemon);
+  }
+  message->set_daemon(run.daemon);
+  message->set_plan_hash(run.plan_hash);
+  for (const int daemon : run.missing_votes) message->add_missing_votes(daemon);
 }
 
 }  // namespace

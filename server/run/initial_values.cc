@@ -25,13 +25,14 @@ void InitialValues::Written(const SliceId& id, std::uint64_t digest) {
 
 void InitialValues::Expect(const StepLayout& layout) {
   expected_ = true;
-  for (std::size_t i = 0; i < layout.parameters.size(); ++i) {
+  const LayoutIndex index(layout);
+  for (int i = 0; i < index.parameters(); ++i) {
     const StepLayout::Parameter& parameter = layout.parameters[i];
     // Names tied with summed gradients share the first one's values.
-    if (parameter.state != static_cast<int>(i)) continue;
-    for (std::size_t rank = 0; rank < parameter.slices_of_rank.size(); ++rank) {
-      for (std::int64_t slice = 0; slice < parameter.slices_of_rank[rank]; ++slice) {
-        const SliceId id{static_cast<int>(i), static_cast<std::int64_t>(rank), slice, 0};
+    if (parameter.state != i) continue;
+    for (std::int64_t rank = 0; rank < std::ssize(parameter.slices_of_rank); ++rank) {
+      for (std::int64_t k = 0; k < index.Slices(i, rank); ++k) {
+        const SliceId id{i, rank, index.Number(i, rank, k), 0};
         if (digests_.count(id) > 0) continue;
         missing_.insert(id);
         names_[id.parameter] = parameter.name;

@@ -23,13 +23,16 @@ absl::Status Refused(const std::string& run, const absl::Status& status) {
 
 // Without a limit of the operator's the machine's free memory is one: a run that could never be
 // filled must not get the daemon killed with all its other runs.
-absl::Status CheckFree(const std::string& name, const Registry& registry) {
+absl::Status CheckFree(const std::string& name, const Registry& registry,
+                       const kernels::Backend& backend) {
   const std::int64_t free = FreeMemoryBytes();
-  if (free == 0 || registry.run_bytes() <= free) return absl::OkStatus();
+  // A device's own memory is asked for by the engine.
+  const bool here = backend.host_memory();
+  const std::int64_t need = registry.run_bytes() - (here ? 0 : registry.state_bytes());
+  if (free == 0 || need <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrFormat("run \"%s\": needs %d bytes of optimizer state and staged gradients, the "
-                      "machine has %d free",
-                      name, registry.run_bytes(), free));
+      absl::StrFormat("run \"%s\": needs %d bytes of %sstaged gradients, the machine has %d free",
+                      name, need, here ? "optimizer state and " : "", free));
 }
 
 // What the operator's limit leaves for gradients beside the state; 0: there is no such limit.
@@ -54,27 +57,42 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
   if (const absl::Status valid = ValidateVerdictRules(rules); !valid.ok()) {
     return Refused(name, valid);
   }
-  auto registry = Registry::Create(std::move(spec), context.limits);
+  // All daemons of a run have equally many devices: another's plan would differ, and be refused.
+  const Placement placement{
+      .plan = {.devices_per_daemon = std::vector<int>(context.peers->count(),
+                                                      static_cast<int>(context.devices.size())),
+               .iterate_bytes = static_cast<std::int64_t>(
+                   kernels::DtypeBytes(context.devices[0].backend->iterate_dtype()))},
+      .daemon = context.peers->self()};
+  auto registry = Registry::Create(std::move(spec), context.limits, placement);
   if (!registry.ok()) return Refused(name, registry.status());
-  if (context.limits.run_bytes_max == 0) MUOND_RETURN_IF_ERROR(CheckFree(name, *registry));
+  if (context.limits.run_bytes_max == 0) {
+    MUOND_RETURN_IF_ERROR(CheckFree(name, *registry, *context.devices[0].backend));
+  }
   std::shared_ptr<Run> run(new Run(*std::move(registry), context));
-  auto engine = Engine::Create(*context.backend, run->registry_.spec(), run->registry_.routing(),
-                               context.faults);
-  if (!engine.ok()) return Refused(name, engine.status());
-  run->engine_ = *std::move(engine);
+  LocalShards shards;
+  for (int i = 0; i < std::ssize(run->spec().parameters); ++i) {
+    const bool holds = run->routing().parameters[i].state == i;
+    shards.push_back(holds ? run->registry_.ShardsHere(i) : std::vector<Shard>{});
+  }
+  auto engines = Engines::Create(context.devices, run->spec(), run->routing(), shards,
+                                 context.faults, run);
+  if (!engines.ok()) return Refused(name, engines.status());
+  run->engines_ = *std::move(engines);
   run->OpenMetrics();
   run->CountMemory(1);
   return run;
 }
 
 Run::Run(Registry registry, const RunContext& context)
-    : context_(context), registry_(std::move(registry)),
-      staging_(*context.backend, StagingMax(registry_, context.limits)) {
+    : context_(context),
+      registry_(std::move(registry)),
+      staging_(StagingMax(registry_, context.limits)) {
   for (const GroupSpec& group : spec().groups) group_names_.push_back(group.name);
 }
 
 Run::~Run() {
-  if (engine_ != nullptr) CountMemory(-1);
+  if (engines_ != nullptr) CountMemory(-1);
   context_.metrics->AddMemory(MemoryKind::kStaging, -staging_.bytes());
 }
 
@@ -85,11 +103,22 @@ void Run::CountMemory(int sign) {
     const RoutedParameter& routed = routing().parameters[i];
     if (routed.state == static_cast<int>(i)) weights += routed.elements * sizeof(float);
   }
-  const std::int64_t second_moments = engine_->state_bytes() - 2 * weights;
+  const std::int64_t second_moments = engines_->state_bytes() - 2 * weights;
   context_.metrics->AddMemory(MemoryKind::kMaster, sign * weights);
   context_.metrics->AddMemory(MemoryKind::kMomentum, sign * weights);
   context_.metrics->AddMemory(MemoryKind::kSecondMoment, sign * second_moments);
-  context_.metrics->AddMemory(MemoryKind::kWorkspace, sign * engine_->scratch_bytes());
+  if (sign > 0) {
+    CountWorkspace();
+  } else {
+    context_.metrics->AddMemory(MemoryKind::kWorkspace, -workspace_bytes_);
+  }
+}
+
+// The lock is held, or nobody else knows the run.
+void Run::CountWorkspace() {
+  const std::int64_t now = engines_->scratch_bytes();
+  context_.metrics->AddMemory(MemoryKind::kWorkspace, now - workspace_bytes_);
+  workspace_bytes_ = now;
 }
 
 void Run::OpenMetrics() {
@@ -131,9 +160,9 @@ absl::StatusOr<Run::JoinReply> Run::Join(const RunSpec& spec, std::int64_t rank,
   left_.erase(rank);
   metrics_->SetTrainersConnected(static_cast<std::int64_t>(registry_.joined_ranks().size()));
   if (machine_ == nullptr && registry_.complete()) {
-    StepLayout layout = StepLayoutOf(registry_);
+    StepLayout layout = LayoutOf();
     initial_.Expect(layout);
-    machine_ = std::make_unique<StepMachine>(std::move(layout), this->spec());
+    machine_ = std::make_unique<StepMachine>(std::move(layout), this->spec(), start_);
     StartIfReady();
   }
   return JoinReply{joined->rejoined, joined->missing_ranks};
@@ -141,7 +170,7 @@ absl::StatusOr<Run::JoinReply> Run::Join(const RunSpec& spec, std::int64_t rank,
 
 absl::Status Run::CheckOpen(std::int64_t generation) const {
   if (!stopped_.ok()) return stopped_;
-  const std::int64_t now = machine_ == nullptr ? 1 : machine_->generation();
+  const std::int64_t now = machine_ == nullptr ? start_.generation : machine_->generation();
   if (generation == now) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": generation %d is not the current one, %d: register again",
@@ -184,7 +213,8 @@ std::string Run::SliceObject(const SliceId& id, const std::string& action) const
 
 absl::Status Run::CheckInitial(std::int64_t generation) const {
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
-  if (machine_ == nullptr || machine_->version() == 0) return absl::OkStatus();
+  if (!lost_.empty()) return NeedsRestore();
+  if (machine_ == nullptr || machine_->version() == start_.next_step) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": initial values are refused once a step was consumed (%d were)",
                       name(), machine_->version()));
@@ -203,58 +233,88 @@ absl::StatusOr<OpenSlice> Run::OpenInitial(const SliceAddress& address, std::int
   }
   const Box& box = registry_.SlicesOf(id.parameter, id.rank)[id.slice];
   OpenSlice slice{.id = id, .generation = generation, .step = -1};
-  MUOND_ASSIGN_OR_RETURN(slice.memory, engine_->AllocateTensor(box.Elements(), dtype));
-  // The values arrive in the order of the box and are spread over the tensor by the engine.
-  const std::int64_t elements = box.Elements();
-  slice.receiver = std::make_shared<SliceReceiver>(
-      SliceObject(id, "initial values"), Box{{0}, {elements}, true}, dtype,
-      SliceTarget{slice.memory, static_cast<std::byte*>(slice.memory->data()), {elements}});
+  // The values arrive in the order of the box and are spread over the tensor by the engines. What
+  // lies in shards that are here is kept.
+  SliceTarget target{.shape = {box.Elements()}};
+  std::int64_t elements = 0;
+  for (const Shard& shard : registry_.ShardsHere(id.parameter)) {
+    const ElementRange range = RangeInShard(box, *spec().parameters[id.parameter].shape, shard);
+    if (range.count > 0) target.shards.push_back({.first = range.first, .elements = range.count});
+    elements += range.count;
+  }
+  if (elements == 0 && box.Elements() > 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: has no element in what this daemon owns of it", SliceObject(id, "initial values")));
+  }
+  MUOND_ASSIGN_OR_RETURN(slice.memory, engines_->AllocateStaging(id.parameter, elements, dtype));
+  target.keepalive = slice.memory;
+  target.base = static_cast<std::byte*>(slice.memory->data());
+  slice.receiver = std::make_shared<SliceReceiver>(SliceObject(id, "initial values"),
+                                                   Box{{0}, {box.Elements()}, true}, dtype,
+                                                   std::move(target));
   initial_slices_.Open(id, slice.receiver);
   return slice;
 }
 
 void Run::CloseInitial(const OpenSlice& slice, ArrivalCallback done) {
   absl::Status status = slice.receiver->CheckComplete();
+  bool duplicate = false;
   {
     std::lock_guard lock(mutex_);
     initial_slices_.Drop(slice.id, slice.receiver.get());
     if (status.ok()) status = CheckInitial(slice.generation);
-    if (status.ok()) {
+    const auto writing = writing_.find(slice.id);
+    if (status.ok() && writing != writing_.end()) {
+      // Another stream's copy of the slice is on its way in: then it is known what this one is.
       auto self = shared_from_this();
-      context_.executor->Post([self, slice, done] { self->WriteInitial(slice, done); });
+      writing->second.push_back([self, slice, done] { self->CloseInitial(slice, done); });
+      return;
+    }
+    if (status.ok()) {
+      const auto arrival = initial_.Check(
+          slice.id, spec().parameters[slice.id.parameter].name, slice.receiver->digest());
+      status = arrival.status();
+      duplicate = status.ok() && *arrival == InitialValues::Arrival::kDuplicate;
+    }
+    if (duplicate) metrics_->OnDuplicateRequest();
+    if (status.ok() && !duplicate) {
+      writing_[slice.id];
+      const Box& box = registry_.SlicesOf(slice.id.parameter, slice.id.rank)[slice.id.slice];
+      auto self = shared_from_this();
+      engines_->WriteInitial(slice.id.parameter, box, slice.memory, slice.receiver->dtype(),
+                             [self, slice, life = life_, done](const absl::Status& written) {
+                               self->FinishWriteInitial(slice, life, written, done);
+                             });
       return;
     }
   }
+  if (status.ok()) return done(SliceArrival::kDuplicate);
   done(status);
 }
 
-// On the executor's thread.
-void Run::WriteInitial(const OpenSlice& slice, const ArrivalCallback& done) {
-  const std::string& parameter = spec().parameters[slice.id.parameter].name;
-  const std::uint64_t digest = slice.receiver->digest();
-  absl::Status status;
-  bool duplicate = false;
+// On an executor's thread.
+void Run::FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::Status status,
+                             const ArrivalCallback& done) {
+  std::vector<std::function<void()>> waiting;
   {
     std::lock_guard lock(mutex_);
-    const auto arrival = initial_.Check(slice.id, parameter, digest);
-    status = arrival.status();
-    duplicate = status.ok() && *arrival == InitialValues::Arrival::kDuplicate;
-    if (duplicate) metrics_->OnDuplicateRequest();
-    if (status.ok() && !duplicate) status = CheckInitial(slice.generation);
+    waiting = std::move(writing_[slice.id]);
+    writing_.erase(slice.id);
+    if (status.ok() && life != life_) {
+      status = absl::AbortedError(absl::StrFormat("%s: the run is initialized anew",
+                                                  SliceObject(slice.id, "initial values")));
+    }
+    if (status.ok()) {
+      initial_.Written(slice.id, slice.receiver->digest());
+      StartIfReady();
+    }
   }
-  if (duplicate) return done(SliceArrival::kDuplicate);
   if (status.ok()) {
-    status = engine_->WriteInitial(
-        slice.id.parameter, registry_.SlicesOf(slice.id.parameter, slice.id.rank)[slice.id.slice],
-        slice.memory->data(), slice.receiver->dtype());
+    done(SliceArrival::kAccepted);
+  } else {
+    done(status);
   }
-  if (!status.ok()) return done(status);
-  {
-    std::lock_guard lock(mutex_);
-    initial_.Written(slice.id, digest);
-    StartIfReady();
-  }
-  done(SliceArrival::kAccepted);
+  for (const auto& call : waiting) call();
 }
 
 // The lock is held. Posts the last piece of work of the opening, once everything is there.
@@ -263,13 +323,10 @@ void Run::StartIfReady() {
   running_ = true;
   metrics_->SetState(RunState::kRunning);
   auto self = shared_from_this();
-  context_.executor->Post([self] {
-    if (absl::Status status = self->engine_->FinishInitial(); !status.ok()) {
-      self->FailEngine(std::string(status.message()));
-    } else {
-      std::lock_guard lock(self->mutex_);
-      self->PublishHealth({});
-    }
+  engines_->FinishInitial([self, life = life_](const absl::StatusOr<StateHealth>& health) {
+    if (!health.ok()) return self->FailEngine(life, std::string(health.status().message()));
+    std::lock_guard lock(self->mutex_);
+    if (life == self->life_) self->PublishHealth({}, *health);
   });
 }
 

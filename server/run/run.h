@@ -23,7 +23,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/values.h"
-#include "server/engine/engine.h"
+#include "server/cluster/hello.h"
+#include "server/cluster/raise_generation.h"
+#include "server/cluster/vote_exchange.h"
+#include "server/engine/engines.h"
 #include "server/engine/executor.h"
 #include "server/metrics/daemon_metrics.h"
 #include "server/registry/registry.h"
@@ -38,11 +41,14 @@ namespace muond {
 
 // What a run uses of its daemon; all of it outlives every run.
 struct RunContext {
-  kernels::Backend* backend = nullptr;
-  Executor* executor = nullptr;
+  std::vector<EngineDevice> devices;  // at least one
   EngineFaults faults;
   DaemonMetrics* metrics = nullptr;
   RegistryLimits limits;
+  // This daemon and the others that its runs span.
+  std::shared_ptr<Peers> peers;
+  // For work that waits for other daemons.
+  Executor* peer_executor = nullptr;
 };
 
 using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
@@ -63,17 +69,18 @@ struct OpenSlice {
   std::int64_t step = 0;     // -1: initial values
   std::int64_t attempt = 0;  // at the step, when the slice was opened
   // Initial values: the slice itself. Gradients: the whole tensor; null when only verified.
-  std::shared_ptr<Buffer> memory;
+  std::shared_ptr<StagingBuffer> memory;
   std::shared_ptr<SliceReceiver> receiver;
 };
 
 enum class SliceArrival : std::uint8_t { kAccepted, kDuplicate };
 using ArrivalCallback = std::function<void(const absl::StatusOr<SliceArrival>&)>;
 
-// One box of one parameter that a Pull reads.
+// What a Pull reads of one box of one parameter: elements that this daemon owns.
 struct PullSlice {
-  int parameter = 0;
+  int parameter = 0;  // that holds the state
   Box box;
+  ElementRange range;
   Dtype dtype = Dtype::kF32;
   std::int64_t slice = 0;  // position in the request
   std::string name;
@@ -144,13 +151,38 @@ class Run : public std::enable_shared_from_this<Run> {
   // No more steps: waiters and later calls get `status`.
   void Stop(const absl::Status& status);
 
+  // -- The other daemons of the run
+  // FAILED_PRECONDITION when a peer plans otherwise, INVALID_ARGUMENT when it is none.
+  absl::Status CheckPlan(int daemon, const std::string& plan_hash) const;
+  // Votes that another daemon cast or passed on; the first that the step machine refused, or OK.
+  absl::Status OnVotes(const std::vector<CastVote>& votes);
+  std::vector<CastVote> VotesOf(std::int64_t step) const;
+  // The two rounds of raising the generation, on this daemon.
+  // ABORTED when the generation is too low; FAILED_PRECONDITION when only a reinitialization helps.
+  absl::StatusOr<StepMachine::Promise> Prepare(std::int64_t generation, bool reinitialize);
+  absl::Status Raise(const RaiseOrder& order);
+  // Both rounds on all daemons, within `wait`. OK when the generation is above `current`, by
+  // whomever; `done` is called at once or later, on another thread.
+  void RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
+                  absl::Duration wait, StatusCallback done);
+  // Asks the others, which may have had the run for long. Blocks for a second at most.
+  void LearnFromPeers();
+
   // -- Views
+  const Plan& plan() const { return registry_.plan(); }
+  const std::vector<std::string>& daemons() const { return context_.peers->daemons(); }
+  int daemon() const { return context_.peers->self(); }
   RunPosition Position() const;
   RunSnapshot Snapshot() const;
   double loss_scale() const;
   void Describe(std::vector<std::string> names,
                 std::function<void(absl::StatusOr<std::vector<ParameterSnapshot>>)> done);
-  void Digest(bool per_parameter, std::function<void(DigestSnapshot)> done);
+  // Of the whole run: the other daemons are asked for their part. FAILED_PRECONDITION when steps go
+  // on too fast to find all at one version, UNAVAILABLE naming a daemon that does not answer.
+  void Digest(bool per_parameter, std::function<void(absl::StatusOr<DigestSnapshot>)> done);
+  // What this daemon owns. FAILED_PRECONDITION when it is at another version.
+  void HashShards(std::int64_t version,
+                  std::function<void(absl::StatusOr<std::vector<ShardHashes>>)> done);
 
  private:
   Run(Registry registry, const RunContext& context);
@@ -163,56 +195,87 @@ class Run : public std::enable_shared_from_this<Run> {
   std::string SliceObject(const SliceId& id, const std::string& action) const;
   void OpenMetrics();
   void CountMemory(int sign);
+  void CountWorkspace();
   void StartIfReady();
-  void FailEngine(const std::string& reason);
-  void WriteInitial(const OpenSlice& slice, const ArrivalCallback& done);
+  void FailEngine(std::int64_t life, const std::string& reason);
+  void FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::Status status,
+                          const ArrivalCallback& done);
   // Registers a waiter and feeds the machine the event that it waits for.
   std::uint64_t Wait(std::int64_t rank, OutcomeCallback done,
                      const std::function<void(std::uint64_t, Effects&)>& event);
   bool IsRepeat(std::int64_t step) const;
   absl::Status NotRunning(std::int64_t rank) const;
   absl::Status CheckInitial(std::int64_t generation) const;
-  absl::StatusOr<std::shared_ptr<Buffer>> LayerMemory(const Layer& layer, Dtype dtype);
+  absl::StatusOr<std::shared_ptr<StagingBuffer>> LayerMemory(const Layer& layer, Dtype dtype);
   Layer LayerOf(const SliceId& id) const;
+  bool StillPlaced(const OpenSlice& slice, const Layer& layer) const;
 
   // Carries out effects in their order; the lock is held.
   void Carry(Effects& effects, After& after);
   void CarryReduce(const ReduceEffect& effect);
   void CarryCommit(const CommitEffect& effect);
+  void CarryVote(const VoteEffect& effect, After& after);
+  void EndVotes();
+  void OnPeerAnswer(int daemon, const PeerPosition& position, const std::vector<CastVote>& votes);
+  void OnPeerTrouble(int daemon, const absl::Status& status);
+  void LoseState(const std::string& why);
+  absl::Status NeedsRestore() const;
+  void Reset(std::int64_t resume_step);
+  StepLayout LayoutOf() const;
+  // The hashes of what is here, and the digest as far as it is known.
+  struct HashedState {
+    std::vector<ShardHashes> shards;
+    DigestSnapshot digest;
+  };
+  void HashState(std::function<void(absl::StatusOr<HashedState>)> done);
+  void DigestTry(bool per_parameter, int tries,
+                 std::function<void(absl::StatusOr<DigestSnapshot>)> done);
+  DigestSnapshot DigestOf(HashedState state, bool per_parameter) const;
   void CarryOutcome(const OutcomeEffect& effect);
   void EndAttempt();
-  void FinishReduce(std::int64_t attempt, int state, const absl::StatusOr<ReducedGradient>& result);
-  void FinishCommit(const absl::StatusOr<CommitReport>& result);
+  void FinishReduce(std::int64_t life, const ReduceEffect& effect, ReduceRequest request,
+                    const absl::StatusOr<ReducedGradient>& result);
+  void ReleaseLayers(const ReduceEffect& effect, ReduceRequest& request);
+  void FinishCommit(std::int64_t life, const absl::StatusOr<Committed>& result);
   void OnFailed();
-  void PublishHealth(const CommitReport& report);
+  void PublishHealth(const CommitReport& report, const StateHealth& health);
   void PublishProgress();
   RunPosition PositionLocked() const;
+  ParameterSnapshot SnapshotOf(int parameter, const ParameterFacts& facts) const;
   RunState StateLocked() const;
 
   const RunContext context_;
   Registry registry_;
-  std::unique_ptr<Engine> engine_;  // the executor's, but for the methods that say otherwise
+  std::unique_ptr<Engines> engines_;  // called with the lock held
   std::unique_ptr<RunMetrics> metrics_;
   std::vector<std::string> group_names_;
 
   mutable std::mutex mutex_;
   std::unique_ptr<StepMachine> machine_;  // from the moment that all ranks have joined
+  StepStart start_;                       // where it starts
+  std::int64_t life_ = 0;  // raised when all state is forgotten: what comes from before is stale
+  std::string lost_;       // not empty: why the run needs a restore
+  std::shared_ptr<VoteExchange> vote_exchange_;  // of the step that this daemon has voted on
   InitialValues initial_;
   SliceTable initial_slices_, gradient_slices_;
+  // Slices of initial values on their way into the state, and who waits to know what became of one.
+  std::map<SliceId, std::vector<std::function<void()>>> writing_;
   bool running_ = false;
   std::set<std::int64_t> left_;
   absl::Status stopped_;
 
   // The step in flight.
   Staging staging_;
-  std::map<Layer, GradientLayer> layers_;
-  std::set<Layer> settled_layers_;  // those that have a whole slice: their dtype stands
+  std::map<Layer, GradientLayer> layers_;  // memory null: reduced, and free already
+  std::set<Layer> settled_layers_;         // those that have a whole slice: their dtype stands
   std::optional<absl::Time> step_started_;
   HyperparametersByGroup step_muon_, step_adamw_;
+  bool committing_ = false;
 
   std::uint64_t next_waiter_ = 1;
   std::map<std::uint64_t, OutcomeCallback> waiters_;
 
+  std::int64_t workspace_bytes_ = 0;  // of the engine, as told to the metrics
   // Totals and last values for Snapshot.
   RunTotals totals_;
 };

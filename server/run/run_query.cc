@@ -11,21 +11,6 @@
 #include "server/run/run.h"
 
 namespace muond {
-namespace {
-
-// Step counter, loss-scaler state and generation: what a skipped step does change.
-std::string ControlDigest(const StepMachine* machine) {
-  if (machine == nullptr) return Digest128("");
-  const LossScalerState& scaler = machine->scaler().state();
-  struct {
-    std::int64_t generation, next_step, good_steps, hysteresis_left, overflows_at_minimum;
-    double scale;
-  } control = {machine->generation(),  machine->next_step(),        scaler.good_steps,
-               scaler.hysteresis_left, scaler.overflows_at_minimum, scaler.scale};
-  return Digest128({reinterpret_cast<const char*>(&control), sizeof(control)});
-}
-
-}  // namespace
 
 // A run that failed may have applied a step in part: what it holds is no version's.
 absl::Status Run::CheckTrusted(std::int64_t version) const {
@@ -41,6 +26,7 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
                                                       const RankSlices& slices, bool master) const {
   std::lock_guard lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
+  if (!lost_.empty()) return NeedsRestore();
   if (!running_) return NotRunning(rank);
   MUOND_RETURN_IF_ERROR(CheckTrusted(version));
   MUOND_RETURN_IF_ERROR(CheckJoined(rank));
@@ -52,8 +38,23 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
   std::vector<PullSlice> result;
   auto add = [&](int parameter, const Box& box, std::int64_t slice) {
     const ParameterSpec& spec = this->spec().parameters[parameter];
-    result.push_back({routing().parameters[parameter].state, box, master ? Dtype::kF32 : spec.dtype,
-                      slice, spec.name});
+    PullSlice part{.parameter = routing().parameters[parameter].state,
+                   .box = box,
+                   .dtype = master ? Dtype::kF32 : spec.dtype,
+                   .slice = slice,
+                   .name = spec.name};
+    // Shards that adjoin are one range: they differ in their device only.
+    for (const Shard& shard : registry_.ShardsHere(parameter)) {
+      const ElementRange range = RangeInShard(box, *spec.shape, shard);
+      if (range.count == 0) continue;
+      if (part.range.count > 0 && part.range.first + part.range.count == range.first) {
+        part.range.count += range.count;
+        continue;
+      }
+      if (part.range.count > 0) result.push_back(part);
+      part.range = range;
+    }
+    if (part.range.count > 0) result.push_back(std::move(part));
   };
   if (slices.empty()) {
     for (std::size_t i = 0; i < spec().parameters.size(); ++i) {
@@ -82,35 +83,45 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
 
 void Run::Read(const PullSlice& slice, std::int64_t version, std::int64_t first, std::int64_t count,
                void* out, StatusCallback done) {
-  context_.executor->Post([self = shared_from_this(), slice, version, first, count, out, done] {
-    // The executor runs one job at a time, and a commit becomes the current version within its job:
-    // what is checked here stays true while the elements are read.
-    absl::Status status;
-    {
-      std::lock_guard lock(self->mutex_);
-      status = self->stopped_.ok() ? self->CheckTrusted(version) : self->stopped_;
-      if (status.ok() && self->machine_->version() != version) {
-        status = absl::AbortedError(
-            absl::StrFormat("run \"%s\": pull of version %d: version %d has replaced it",
-                            self->name(), version, self->machine_->version()));
-      }
+  absl::Status refused;
+  {
+    // A read that is posted here is carried out before any commit that is posted later, on every
+    // device: what is checked now stays true while the elements are read.
+    std::lock_guard lock(mutex_);
+    refused = stopped_.ok() ? CheckTrusted(version) : stopped_;
+    if (refused.ok() && (committing_ || machine_->version() != version)) {
+      refused = absl::AbortedError(absl::StrFormat(
+          "run \"%s\": pull of version %d: version %d has replaced it", name(), version,
+          machine_->version() + (committing_ ? 1 : 0)));
     }
-    if (status.ok()) {
-      status = self->engine_->Read(slice.parameter, slice.box, first, count, slice.dtype, out);
+    if (refused.ok()) {
+      auto check = [self = shared_from_this(), version] {
+        std::lock_guard lock(self->mutex_);
+        return self->stopped_.ok() ? self->CheckTrusted(version) : self->stopped_;
+      };
+      return engines_->Read(slice.parameter, slice.box, {first, count}, slice.dtype, out,
+                            std::move(check), std::move(done));
     }
-    done(status);
-  });
+  }
+  done(refused);
 }
 
 RunState Run::StateLocked() const {
   if (machine_ != nullptr && machine_->failed()) return RunState::kFailed;
   if (!stopped_.ok()) return RunState::kDraining;
+  if (!lost_.empty()) return RunState::kNeedsRestore;
   return running_ ? RunState::kRunning : RunState::kOpening;
 }
 
 RunPosition Run::PositionLocked() const {
   RunPosition position;
   position.state = StateLocked();
+  position.generation = start_.generation;
+  position.next_step = start_.next_step;
+  if (!lost_.empty()) {
+    position.resume_step =
+        std::max(start_.next_step, machine_ == nullptr ? 0 : machine_->next_step());
+  }
   if (machine_ == nullptr) return position;
   position.generation = machine_->generation();
   position.next_step = machine_->next_step();
@@ -142,12 +153,17 @@ RunSnapshot Run::Snapshot() const {
     if (routed.state == static_cast<int>(i)) snapshot.elements += routed.elements;
   }
   snapshot.totals = totals_;
-  snapshot.state_bytes = engine_->state_bytes();
+  snapshot.state_bytes = engines_->state_bytes();
   snapshot.staging_bytes = staging_.bytes();
   snapshot.muon_parameters = routing().muon_parameters;
   snapshot.adamw_parameters = routing().adamw_parameters;
   snapshot.muon_matrices = routing().muon_matrices;
+  snapshot.daemons = context_.peers->daemons();
+  snapshot.daemon = context_.peers->self();
+  snapshot.plan_hash = registry_.plan().hash;
+  snapshot.why_restore = lost_;
   if (machine_ == nullptr) return snapshot;
+  snapshot.missing_votes = machine_->MissingVotes();
   if (machine_->last_outcome()) snapshot.grad_norm = machine_->last_outcome()->grad_norm;
   snapshot.step_in_flight = machine_->step_in_flight();
   if (step_started_) {
@@ -174,59 +190,48 @@ void Run::Describe(std::vector<std::string> names,
     wanted.resize(spec().parameters.size());
     std::iota(wanted.begin(), wanted.end(), 0);
   }
-  context_.executor->Post([self = shared_from_this(), wanted, done] {
-    HyperparametersByGroup muon, adamw;
+  std::vector<int> states;
+  for (const int parameter : wanted) states.push_back(routing().parameters[parameter].state);
+  std::lock_guard lock(mutex_);
+  engines_->Facts(states, [self = shared_from_this(), wanted,
+                           done](const std::vector<ParameterFacts>& facts) {
+    std::vector<ParameterSnapshot> result;
     {
       std::lock_guard lock(self->mutex_);
-      if (self->machine_ != nullptr) {
-        muon = self->machine_->muon();
-        adamw = self->machine_->adamw();
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        result.push_back(self->SnapshotOf(wanted[i], facts[i]));
       }
-    }
-    std::vector<ParameterSnapshot> result;
-    for (int parameter : wanted) {
-      const RoutedParameter& routed = self->routing().parameters[parameter];
-      const ParameterState& state = self->engine_->state(routed.state);
-      ParameterSnapshot snapshot{.spec = self->spec().parameters[parameter], .routed = routed};
-      if (routed.state != parameter) snapshot.tied_to = self->spec().parameters[routed.state].name;
-      snapshot.t = state.t;
-      snapshot.momentum_norm = std::sqrt(state.momentum_scan.sum_squares);
-      snapshot.weight_norm = std::sqrt(state.weight_scan.sum_squares);
-      snapshot.nonfinite_elements =
-          static_cast<std::int64_t>(state.weight_scan.nonfinite + state.momentum_scan.nonfinite +
-                                    state.exp_avg_sq_scan.nonfinite);
-      const auto& values = state.muon() ? muon : adamw;
-      const auto found = values.find(state.group->name);
-      snapshot.hyperparameters = found != values.end() ? found->second
-                                 : state.muon()        ? state.group->muon
-                                                       : state.group->adamw;
-      result.push_back(std::move(snapshot));
     }
     done(std::move(result));
   });
 }
 
-void Run::Digest(bool per_parameter, std::function<void(DigestSnapshot)> done) {
-  context_.executor->Post([self = shared_from_this(), per_parameter, done] {
-    DigestSnapshot digest;
-    {
-      std::lock_guard lock(self->mutex_);
-      digest.control = ControlDigest(self->machine_.get());
-      digest.version = self->machine_ == nullptr ? 0 : self->machine_->version();
+// The lock is held.
+ParameterSnapshot Run::SnapshotOf(int parameter, const ParameterFacts& facts) const {
+  const RoutedParameter& routed = routing().parameters[parameter];
+  ParameterSnapshot snapshot{.spec = spec().parameters[parameter], .routed = routed};
+  if (routed.state != parameter) snapshot.tied_to = spec().parameters[routed.state].name;
+  snapshot.t = facts.t;
+  snapshot.momentum_norm = std::sqrt(facts.momentum_sum_squares);
+  snapshot.weight_norm = std::sqrt(facts.weight_sum_squares);
+  snapshot.nonfinite_elements = facts.nonfinite_elements;
+  const std::string& name = spec().parameters[routed.state].group;
+  const bool muon = routed.algorithm == Algorithm::kMuon;
+  if (machine_ != nullptr) {
+    const HyperparametersByGroup& values = muon ? machine_->muon() : machine_->adamw();
+    if (const auto found = values.find(name); found != values.end()) {
+      snapshot.hyperparameters = found->second;
+      return snapshot;
     }
-    digest.tensor = self->engine_->TensorDigest();
-    for (std::size_t i = 0; per_parameter && i < self->spec().parameters.size(); ++i) {
-      if (self->routing().parameters[i].state != static_cast<int>(i)) continue;
-      digest.parameters[self->spec().parameters[i].name] =
-          self->engine_->ParameterDigest(static_cast<int>(i));
-    }
-    done(std::move(digest));
-  });
+  }
+  for (const GroupSpec& group : spec().groups) {
+    if (group.name == name) snapshot.hyperparameters = muon ? group.muon : group.adamw;
+  }
+  return snapshot;
 }
 
-// The lock is held, the executor's thread is the caller.
-void Run::PublishHealth(const CommitReport& report) {
-  const StateHealth health = engine_->Health();
+// The lock is held.
+void Run::PublishHealth(const CommitReport& report, const StateHealth& health) {
   metrics_->SetNonfiniteTensors({.momentum = health.nonfinite_momentum,
                                  .second_moment = health.nonfinite_second_moment,
                                  .master_weight = health.nonfinite_weight});

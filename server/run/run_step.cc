@@ -57,6 +57,7 @@ absl::Status Run::Begin(std::int64_t rank, std::int64_t generation, const StepBe
   {
     std::lock_guard lock(mutex_);
     if (!stopped_.ok()) return stopped_;
+    if (!lost_.empty()) return NeedsRestore();
     if (!running_) return NotRunning(rank);
     const std::int64_t step = machine_->next_step();
     Effects effects;
@@ -70,9 +71,7 @@ absl::Status Run::Begin(std::int64_t rank, std::int64_t generation, const StepBe
       Overlay(begin.muon, step_muon_);
       Overlay(begin.adamw, step_adamw_);
       // Bounds on the new state need them while gradients are reduced, before the verdict.
-      context_.executor->Post([self = shared_from_this(), muon = step_muon_, adamw = step_adamw_] {
-        self->engine_->SetHyperparameters(muon, adamw);
-      });
+      engines_->SetHyperparameters(step_muon_, step_adamw_);
       PublishProgress();
     }
   }
@@ -85,7 +84,7 @@ Layer Run::LayerOf(const SliceId& id) const {
   return {id.micro_batch, replicated ? id.rank : -1, id.parameter};
 }
 
-absl::StatusOr<std::shared_ptr<Buffer>> Run::LayerMemory(const Layer& layer, Dtype dtype) {
+absl::StatusOr<std::shared_ptr<StagingBuffer>> Run::LayerMemory(const Layer& layer, Dtype dtype) {
   const auto found = layers_.find(layer);
   if (found != layers_.end()) {
     if (found->second.dtype == dtype) return found->second.memory;
@@ -98,16 +97,17 @@ absl::StatusOr<std::shared_ptr<Buffer>> Run::LayerMemory(const Layer& layer, Dty
     }
     // Only a stream that broke off, or one that is still under way and will be refused, had it so.
   }
-  const std::int64_t elements = routing().parameters[layer.parameter].elements;
+  const int state = routing().parameters[layer.parameter].state;
   const std::int64_t held = staging_.bytes();
-  auto acquired = staging_.Acquire(elements, dtype);
+  auto acquired = staging_.Acquire(engines_->StagingBackend(state), engines_->PackedElements(state),
+                                   dtype);
   if (!acquired.ok()) {
-    return absl::Status(acquired.status().code(),
-                        absl::StrFormat("parameter \"%s\": %s",
-                                        spec().parameters[layer.parameter].name,
-                                        acquired.status().message()));
+    return absl::Status(
+        acquired.status().code(),
+        absl::StrFormat("parameter \"%s\": %s", spec().parameters[layer.parameter].name,
+                        acquired.status().message()));
   }
-  std::shared_ptr<Buffer> memory = *std::move(acquired);
+  std::shared_ptr<StagingBuffer> memory = *std::move(acquired);
   context_.metrics->AddMemory(MemoryKind::kStaging, staging_.bytes() - held);
   if (found != layers_.end()) staging_.Release(std::move(found->second.memory));
   layers_[layer] = {memory, dtype};
@@ -118,6 +118,7 @@ absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::in
                                             std::int64_t step, Dtype dtype) {
   std::lock_guard lock(mutex_);
   if (!stopped_.ok()) return stopped_;
+  if (!lost_.empty()) return NeedsRestore();
   if (!running_) return NotRunning(address.rank);
   MUOND_ASSIGN_OR_RETURN(const SliceId id, Resolve(address));
   MUOND_ASSIGN_OR_RETURN(const StepMachine::Admission admission,
@@ -125,6 +126,10 @@ absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::in
   OpenSlice slice{.id = id, .generation = generation, .step = step, .attempt = machine_->attempt()};
   const Box& box = registry_.SlicesOf(id.parameter, id.rank)[id.slice];
   SliceTarget target{.shape = *spec().parameters[id.parameter].shape};
+  // What is not here does not come, neither to be written nor to be compared.
+  if (registry_.ElementsHere(id.parameter) < routing().parameters[id.parameter].elements) {
+    target.shards = registry_.ShardsHere(id.parameter);
+  }
   if (admission == StepMachine::Admission::kWrite) {
     MUOND_ASSIGN_OR_RETURN(slice.memory, LayerMemory(LayerOf(id), dtype));
     target.keepalive = slice.memory;
@@ -137,6 +142,19 @@ absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::in
   return slice;
 }
 
+// The lock is held. What was written went to the layers of its own attempt; another attempt has
+// others, and so has a stream that came with another dtype. A layer without memory is complete:
+// this slice is a repetition then. What was only compared is nowhere: it must be there still.
+bool Run::StillPlaced(const OpenSlice& slice, const Layer& layer) const {
+  if (slice.memory == nullptr) {
+    const auto admission = machine_->Admit(slice.id, slice.generation, slice.step);
+    return !admission.ok() || *admission == StepMachine::Admission::kVerify;
+  }
+  if (slice.attempt != machine_->attempt()) return false;
+  const std::shared_ptr<StagingBuffer>& memory = layers_.at(layer).memory;
+  return memory == nullptr || memory == slice.memory;
+}
+
 absl::StatusOr<SliceArrival> Run::CloseGradient(const OpenSlice& slice) {
   MUOND_RETURN_IF_ERROR(slice.receiver->CheckComplete());
   After after;
@@ -144,11 +162,8 @@ absl::StatusOr<SliceArrival> Run::CloseGradient(const OpenSlice& slice) {
   {
     std::lock_guard lock(mutex_);
     if (!stopped_.ok()) return stopped_;
-    // What was written went to the layers of its own attempt; another attempt has others, and so
-    // has a stream that came with another dtype.
     const Layer layer = LayerOf(slice.id);
-    if (slice.memory != nullptr &&
-        (slice.attempt != machine_->attempt() || layers_.at(layer).memory != slice.memory)) {
+    if (!StillPlaced(slice, layer)) {
       return absl::AbortedError(
           absl::StrFormat("%s: the step ended or started over meanwhile",
                           SliceObject(slice.id, absl::StrFormat("push for step %d", slice.step))));
@@ -203,8 +218,10 @@ std::uint64_t Run::Wait(std::int64_t rank, OutcomeCallback done,
   {
     std::lock_guard lock(mutex_);
     waiter = next_waiter_++;
-    const absl::Status refused =
-        !stopped_.ok() ? stopped_ : (running_ ? absl::OkStatus() : NotRunning(rank));
+    const absl::Status refused = !stopped_.ok()     ? stopped_
+                                 : !lost_.empty()   ? NeedsRestore()
+                                 : running_         ? absl::OkStatus()
+                                                    : NotRunning(rank);
     if (!refused.ok()) {
       after.push_back([done, refused] { done(refused, std::nullopt); });
     } else {
@@ -246,10 +263,12 @@ void Run::Carry(Effects& effects, After& after) {
       CarryReduce(*reduce);
     } else if (const auto* commit = std::get_if<CommitEffect>(&effect)) {
       CarryCommit(*commit);
+    } else if (const auto* vote = std::get_if<VoteEffect>(&effect)) {
+      CarryVote(*vote, after);
     } else if (std::holds_alternative<DiscardEffect>(effect)) {
       discarded = true;
       EndAttempt();
-      context_.executor->Post([self = shared_from_this()] { self->engine_->Discard(); });
+      engines_->Discard();
     } else if (const auto* outcome = std::get_if<OutcomeEffect>(&effect)) {
       over = true;
       CarryOutcome(*outcome);
@@ -267,95 +286,19 @@ void Run::Carry(Effects& effects, After& after) {
   effects.clear();
 }
 
-void Run::CarryReduce(const ReduceEffect& effect) {
-  std::vector<GradientLayer> layers;
-  for (const Layer& layer : effect.layers) layers.push_back(layers_.at(layer));
-  context_.executor->Post([self = shared_from_this(), effect, layers = std::move(layers)] {
-    const auto result = self->engine_->Reduce(effect.state, layers, effect.divisor);
-    self->FinishReduce(effect.attempt, effect.state, result);
-  });
-}
-
-// On the executor's thread.
-void Run::FinishReduce(std::int64_t attempt, int state,
-                       const absl::StatusOr<ReducedGradient>& result) {
-  if (!result.ok()) return FailEngine(std::string(result.status().message()));
-  context_.metrics->ObservePhase(StepPhase::kReduce, absl::Seconds(result->seconds));
-  After after;
-  {
-    std::lock_guard lock(mutex_);
-    Effects effects;
-    machine_->OnReduced(attempt, state,
-                        {.nonfinite = result->nonfinite,
-                         .block_sums = result->block_sums,
-                         .state_overflow = result->state_overflow},
-                        effects);
-    Carry(effects, after);
-  }
-  CallAll(after);
-}
-
-void Run::CarryCommit(const CommitEffect& effect) {
-  CommitRequest request{.clip_coefficient = effect.clip_coefficient,
-                        .absent = effect.absent,
-                        .muon = effect.muon,
-                        .adamw = effect.adamw};
-  context_.executor->Post([self = shared_from_this(), request = std::move(request)] {
-    self->FinishCommit(self->engine_->Commit(request));
-  });
-}
-
-// On the executor's thread.
-void Run::FinishCommit(const absl::StatusOr<CommitReport>& result) {
-  if (!result.ok()) return FailEngine(std::string(result.status().message()));
-  After after;
-  {
-    std::lock_guard lock(mutex_);
-    PublishHealth(*result);
-    if (result->failure.empty()) {
-      totals_.newton_schulz_calls += result->newton_schulz_calls;
-      totals_.newton_schulz_fallbacks += result->newton_schulz_fallbacks;
-    }
-    Effects effects;
-    machine_->OnCommitted({.newton_schulz_calls = result->newton_schulz_calls,
-                           .newton_schulz_fallbacks = result->newton_schulz_fallbacks,
-                           .zero_inputs = result->zero_inputs,
-                           .failure = result->failure},
-                          effects);
-    if (machine_->failed()) OnFailed();
-    Carry(effects, after);
-  }
-  CallAll(after);
-}
-
-void Run::FailEngine(const std::string& reason) {
-  After after;
-  {
-    std::lock_guard lock(mutex_);
-    Effects effects;
-    machine_->OnEngineFailure(reason, effects);
-    OnFailed();
-    Carry(effects, after);
-  }
-  CallAll(after);
-}
-
-void Run::OnFailed() {
-  spdlog::error("run \"{}\": failed: {}", name(), machine_->failure());
-  metrics_->OnStepFailed(absl::Now());
-  metrics_->SetState(StateLocked());
-}
-
 // The step was consumed or its attempt thrown away: its layers are free, its streams may not write.
 void Run::EndAttempt() {
+  EndVotes();
   gradient_slices_.Clear(
       stopped_.ok() ? absl::AbortedError("the step ended or started over meanwhile") : stopped_);
+  for (auto& [layer, gradient] : layers_) {
+    if (gradient.memory != nullptr) staging_.Release(std::move(gradient.memory));
+  }
   if (!layers_.empty()) {
     const std::int64_t held = staging_.bytes();
     staging_.Trim();
     context_.metrics->AddMemory(MemoryKind::kStaging, staging_.bytes() - held);
   }
-  for (auto& [layer, gradient] : layers_) staging_.Release(std::move(gradient.memory));
   layers_.clear();
   settled_layers_.clear();
   step_started_.reset();

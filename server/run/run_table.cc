@@ -11,9 +11,8 @@ absl::StatusOr<std::shared_ptr<Run>> RunTable::FindForJoin(const std::string& na
   if (!draining_.ok()) return draining_;
   if (const auto found = runs_.find(name); found != runs_.end()) return found->second;
   if (static_cast<std::int64_t>(runs_.size()) < runs_max_) return nullptr;
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("run \"%s\": the daemon holds %d runs already, its limit (--max-runs)", name,
-                      runs_.size()));
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "run \"%s\": the daemon holds %d runs already, its limit (--max-runs)", name, runs_.size()));
 }
 
 absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_t rank,
@@ -24,6 +23,7 @@ absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_
   const bool made = run == nullptr;
   if (made) {
     MUOND_ASSIGN_OR_RETURN(run, Run::Create(spec, context_));
+    run->LearnFromPeers();
   }
   MUOND_ASSIGN_OR_RETURN(const Run::JoinReply reply, run->Join(spec, rank, session, slices));
   if (made) {

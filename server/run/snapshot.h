@@ -20,6 +20,7 @@ struct RunPosition {
   std::int64_t next_step = 0;
   std::optional<StepOutcome> last_outcome;
   RunState state = RunState::kOpening;
+  std::int64_t resume_step = 0;  // of kNeedsRestore
 };
 
 // Since the run opened.
@@ -49,6 +50,11 @@ struct RunSnapshot {
   std::int64_t state_bytes = 0;
   std::int64_t staging_bytes = 0;
   std::string failure;
+  std::string why_restore;            // of kNeedsRestore
+  std::vector<std::string> daemons;   // of the run, the plan's order
+  int daemon = 0;                     // this one
+  std::string plan_hash;
+  std::vector<int> missing_votes;     // daemons, of the step in flight
   std::int64_t muon_parameters = 0, adamw_parameters = 0, muon_matrices = 0;
 };
 

@@ -15,17 +15,15 @@ constexpr std::int64_t kRoomBytes = std::int64_t{64} << 20;
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Buffer>> Staging::Acquire(std::int64_t elements, Dtype dtype) {
+absl::StatusOr<std::shared_ptr<StagingBuffer>> Staging::Acquire(kernels::Backend& backend,
+                                                                std::int64_t elements,
+                                                                Dtype dtype) {
   const std::size_t bytes = static_cast<std::size_t>(elements) * DtypeBytes(dtype);
-  // A buffer that was released while the executor still read it becomes usable later.
-  for (auto [at, end] = spare_.equal_range(bytes); at != end; ++at) {
-    if (at->second.use_count() > 1) continue;
-    std::shared_ptr<Buffer> memory = std::move(at->second);
-    spare_.erase(at);
-    return memory;
+  for (ByKind* kept : {&released_, &spare_}) {
+    if (std::shared_ptr<StagingBuffer> memory = Take(*kept, {&backend, bytes})) return memory;
   }
   MUOND_RETURN_IF_ERROR(CheckRoom(static_cast<std::int64_t>(bytes)));
-  auto memory = std::make_shared<Buffer>(backend_, bytes);
+  auto memory = std::make_shared<StagingBuffer>(backend, bytes);
   if (!memory->ok()) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("staging: allocate gradient tensor: no memory for %d bytes", bytes));
@@ -57,14 +55,26 @@ absl::Status Staging::CheckRoom(std::int64_t bytes) {
       "staging: gradient tensor of %d bytes: the machine has %d bytes free", bytes, free));
 }
 
-void Staging::Trim() {
-  for (const auto& [bytes, memory] : spare_) bytes_ -= static_cast<std::int64_t>(bytes);
-  spare_.clear();
+// Null when there is none of that kind. A buffer that was released while the executor, or a late
+// stream, still held it becomes usable later.
+std::shared_ptr<StagingBuffer> Staging::Take(ByKind& from, const Kind& kind) {
+  for (auto [at, end] = from.equal_range(kind); at != end; ++at) {
+    if (at->second.use_count() > 1) continue;
+    std::shared_ptr<StagingBuffer> memory = std::move(at->second);
+    from.erase(at);
+    return memory;
+  }
+  return nullptr;
 }
 
-void Staging::Release(std::shared_ptr<Buffer> memory) {
-  const std::size_t bytes = memory->bytes();
-  spare_.emplace(bytes, std::move(memory));
+void Staging::Trim() {
+  for (const auto& [kind, memory] : spare_) bytes_ -= static_cast<std::int64_t>(kind.second);
+  spare_ = std::exchange(released_, {});
+}
+
+void Staging::Release(std::shared_ptr<StagingBuffer> memory) {
+  const Kind kind{memory->backend(), memory->bytes()};
+  released_.emplace(kind, std::move(memory));
 }
 
 }  // namespace muond

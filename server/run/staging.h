@@ -1,11 +1,12 @@
 // Memory for the gradients of the step in flight, kept from step to step: a steady state allocates
-// nothing and touches no fresh pages. What a step did not need is freed at its end.
+// nothing and touches no fresh pages. What a step did not need is freed at its end. Within a step
+// memory goes round: what was copied to a device serves the tensors that follow.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <vector>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "proto/values.h"
@@ -16,16 +17,16 @@ namespace muond {
 class Staging {
  public:
   // `bytes_max`: what may be held at once; 0: what the machine has free.
-  Staging(kernels::Backend& backend, std::int64_t bytes_max)
-      : backend_(backend), bytes_max_(bytes_max) {}
+  explicit Staging(std::int64_t bytes_max) : bytes_max_(bytes_max) {}
 
-  // Memory for a tensor, contents undefined. RESOURCE_EXHAUSTED when the limit is reached.
-  absl::StatusOr<std::shared_ptr<Buffer>> Acquire(std::int64_t elements, Dtype dtype);
-  // The step is done with it. Memory that a late stream still holds is freed by that stream
-  // instead of being used again.
-  void Release(std::shared_ptr<Buffer> memory);
+  // Staging memory of that backend for a tensor, contents undefined. RESOURCE_EXHAUSTED when the
+  // limit is reached.
+  absl::StatusOr<std::shared_ptr<StagingBuffer>> Acquire(kernels::Backend& backend,
+                                                         std::int64_t elements, Dtype dtype);
+  // The step is done with it. Memory that somebody still holds is not used again until they let go.
+  void Release(std::shared_ptr<StagingBuffer> memory);
 
-  // The step is over: frees what it did not use. Call before its own memory is released.
+  // The step is over and has released its memory: frees what it did not use.
   void Trim();
 
   std::int64_t bytes() const { return bytes_; }  // handed out and spare
@@ -33,10 +34,13 @@ class Staging {
  private:
   absl::Status CheckRoom(std::int64_t bytes);
 
-  kernels::Backend& backend_;
   const std::int64_t bytes_max_;
   std::int64_t room_ = 0;  // of the machine's free memory, what was asked for last
-  std::multimap<std::size_t, std::shared_ptr<Buffer>> spare_;  // by size
+  using Kind = std::pair<const kernels::Backend*, std::size_t>;  // whose, how many bytes
+  using ByKind = std::multimap<Kind, std::shared_ptr<StagingBuffer>>;
+  static std::shared_ptr<StagingBuffer> Take(ByKind& from, const Kind& kind);
+  ByKind released_;  // by this step
+  ByKind spare_;     // by those before, and not used since
   std::int64_t bytes_ = 0;
 };
 

@@ -70,6 +70,28 @@ double ExactSum::Value() const {
   return std::ldexp(static_cast<double>(mantissa), lowest + 1 + kLowestExponent);
 }
 
+ExactSum::Digits ExactSum::ToDigits() const {
+  ExactSum sum = *this;
+  sum.Normalize();
+  int first = 0, end = kLimbs;
+  while (end > 0 && sum.limbs_[end - 1] == 0) --end;
+  while (first < end && sum.limbs_[first] == 0) ++first;
+  Digits result{first, {}};
+  for (int i = first; i < end; ++i) {
+    result.digits.push_back(static_cast<std::uint32_t>(sum.limbs_[i]));
+  }
+  return result;
+}
+
+std::optional<ExactSum> ExactSum::FromDigits(std::int64_t first,
+                                             std::span<const std::uint32_t> digits) {
+  // The last limb is room for carries: a sum of another machine that fills it is none.
+  if (first < 0 || first + std::ssize(digits) >= kLimbs) return std::nullopt;
+  ExactSum sum;
+  for (std::size_t i = 0; i < digits.size(); ++i) sum.limbs_[first + i] = digits[i];
+  return sum;
+}
+
 bool operator==(const ExactSum& a, const ExactSum& b) {
   ExactSum left = a;
   ExactSum right = b;

@@ -4,6 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 namespace muond {
 
@@ -14,6 +17,16 @@ class ExactSum {
   void Merge(const ExactSum& other);
   // The sum rounded once to nearest even; +infinity beyond the largest double.
   double Value() const;
+  // The sum itself, for another machine: digit i of the result counts units of
+  // 2^(32 (first + i) - 1074). No digits: zero.
+  struct Digits {
+    std::int64_t first = 0;
+    std::vector<std::uint32_t> digits;  // the first and the last are not zero
+  };
+  Digits ToDigits() const;
+  // None when they lie outside the range of sums.
+  static std::optional<ExactSum> FromDigits(std::int64_t first,
+                                            std::span<const std::uint32_t> digits);
   // Equal as numbers, before any rounding.
   friend bool operator==(const ExactSum& a, const ExactSum& b);
 

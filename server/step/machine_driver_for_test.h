@@ -122,7 +122,7 @@ class MachineDriver {
     Carry(effects);
     return arrival;
   }
-  // All slices of the rank.
+  // All slices of the rank that reach this daemon.
   void PushAll(std::int64_t rank) {
     for (const SliceId& id : SlicesOf(rank)) {
       const auto arrival = Push(id);
@@ -131,11 +131,11 @@ class MachineDriver {
   }
   std::vector<SliceId> SlicesOf(std::int64_t rank) const {
     std::vector<SliceId> ids;
-    for (int p = 0; p < static_cast<int>(layout.parameters.size()); ++p) {
-      const auto& slices = layout.parameters[p].slices_of_rank;
-      for (std::int64_t slice = 0; !slices.empty() && slice < slices[rank]; ++slice) {
+    const LayoutIndex index(layout);
+    for (int p = 0; p < index.parameters(); ++p) {
+      for (std::int64_t k = 0; k < index.Slices(p, rank); ++k) {
         for (std::int64_t micro = 0; micro < micro_batches; ++micro) {
-          ids.push_back({p, rank, slice, micro});
+          ids.push_back({p, rank, index.Number(p, rank, k), micro});
         }
       }
     }
@@ -171,11 +171,22 @@ class MachineDriver {
     machine.OnDeadline(waiter, effects);
     Carry(effects);
   }
-  void Raise(std::int64_t to) {
+  void Raise(std::int64_t to, const std::vector<CastVote>& settled = {}) {
     Effects effects;
-    machine.OnGeneration(to, {}, effects);
+    machine.OnGeneration(to, settled, effects);
     Carry(effects);
     generation = machine.generation();
+  }
+  absl::Status Vote(const CastVote& cast) {
+    Effects effects;
+    const absl::Status status = machine.OnVote(cast, effects);
+    Carry(effects);
+    return status;
+  }
+  void Unreachable(int daemon, const std::string& why) {
+    Effects effects;
+    machine.OnUnreachable(daemon, why, effects);
+    Carry(effects);
   }
   void Stop(const absl::Status& status) {
     Effects effects;
@@ -254,7 +265,7 @@ class MachineDriver {
   std::vector<ReduceEffect> reduces;
   std::vector<CommitEffect> commits;
   std::vector<OutcomeEffect> outcomes;
-  std::vector<Vote> votes;  // told to the other daemons
+  std::vector<muond::Vote> votes;  // told to the other daemons
   int discards = 0;
   std::deque<ReduceEffect> open_reductions;
   bool commit_open = false;

@@ -219,6 +219,8 @@ void StepMachine::OnStop(const absl::Status& status, Effects& effects) {
   stopped_ = status;
   if (phase_ == Phase::kCommitting) return;
   ReplyAll(status, effects);
+  // A vote stands: the others may apply the step by it, so that it can't be thrown away here.
+  if (phase_ == Phase::kVoting) return;
   Discard(effects);
 }
 

@@ -207,7 +207,9 @@ class StepMachine {
   // or equal to the last promise (a repeat).
   struct Promise {
     std::int64_t next_step = 0;
-    std::vector<CastVote> votes;  // for next_step and for the step before it, in this generation
+    // Known for next_step and for the step before it, of whatever generation: where raising one
+    // was broken off half way, the daemons differ in theirs.
+    std::vector<CastVote> votes;
   };
   absl::StatusOr<Promise> OnPrepare(std::int64_t generation);
   // Then it is raised: `settled` are all votes of a step that some daemon may have applied (see
@@ -217,7 +219,9 @@ class StepMachine {
   void OnGeneration(std::int64_t generation, const std::vector<CastVote>& settled,
                     Effects& effects);
   // No further steps (drain, close): the step in flight is discarded, waiters get `status` (not OK:
-  // checked), later calls too. A commit under way goes on and its waiters get the outcome.
+  // checked), later calls too. A commit under way goes on and its waiters get the outcome. A step
+  // that this daemon has voted on stays in flight, since the others may apply it: its verdict, or a
+  // new generation, ends it.
   void OnStop(const absl::Status& status, Effects& effects);
 
   // -- Views.
@@ -233,6 +237,7 @@ class StepMachine {
   const std::string& failure() const { return failure_; }
   std::vector<std::int64_t> WaitingRanks() const;  // begun by someone, not finished by these
   std::int64_t WaitingSlices() const { return attempt_.MissingSlices(); }
+  std::vector<int> MissingVotes() const;  // daemons, once this one has voted
   const std::map<std::string, Hyperparameters>& muon() const { return muon_; }
   const std::map<std::string, Hyperparameters>& adamw() const { return adamw_; }
 
@@ -290,7 +295,6 @@ class StepMachine {
   std::uint64_t Terms() const;
   absl::Status Terms(const std::map<int, Vote>& votes) const;
   std::string DaemonNames(const std::vector<int>& daemons) const;
-  std::vector<int> MissingVotes() const;
   std::string DescribeMissing() const;
   std::vector<std::string> InRegistrationOrder(const std::vector<std::string>& names) const;
   void Discard(Effects& effects);
@@ -334,7 +338,8 @@ class StepMachine {
 };
 
 // What a change of generation must not throw away, from the promises of all daemons: the votes of
-// the lowest next step if they are complete (some daemon may have its verdict), else none. Pure.
+// the lowest next step if those of one generation are complete (some daemon may have its verdict),
+// else none. Pure.
 std::vector<CastVote> SettledVotes(int daemons, const std::vector<StepMachine::Promise>& promises);
 
 }  // namespace muond

@@ -105,6 +105,12 @@ absl::Status StepMachine::CheckSkip(const Call& call, const SkipWord& word) cons
   if (attempt_.Finished(call.rank)) {
     return absl::FailedPreconditionError(Describe(call) + "the rank has finished the step");
   }
+  // Once the vote is cast a word may be repeated, but names nothing that the vote does not know.
+  if (phase_ == Phase::kVoting && attempt_.Skipped(call.rank) &&
+      word != attempt_.skipped().at(call.rank)) {
+    return absl::InvalidArgumentError(Describe(call) +
+                                      "the skip is not what the rank said at first");
+  }
   return absl::OkStatus();
 }
 

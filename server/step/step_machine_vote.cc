@@ -103,6 +103,11 @@ absl::Status StepMachine::OnVote(const CastVote& cast, Effects& effects) {
         "%s: ahead of this daemon, which is at step %d", object, next_step_));
   }
   std::map<int, Vote>& votes = vote.step == next_step_ ? votes_ : early_votes_;
+  // Nobody can pass on what this daemon has yet to say, and casting its vote must find no other.
+  if (cast.daemon == index_->self() && !votes.contains(cast.daemon)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: this is that daemon, and it has not voted", object));
+  }
   const auto [there, added] = votes.emplace(cast.daemon, vote);
   if (!added && there->second != vote) {
     return absl::AlreadyExistsError(
@@ -161,15 +166,19 @@ absl::StatusOr<StepMachine::Promise> StepMachine::OnPrepare(std::int64_t generat
         generation_, std::max(promised_, generation_)));
   }
   promised_ = generation;
-  Promise promise{next_step_, VotesOf(next_step_)};
-  for (CastVote& cast : VotesOf(next_step_ - 1)) promise.votes.push_back(std::move(cast));
+  Promise promise{next_step_, {}};
+  for (const auto* votes : {&votes_, &last_votes_}) {
+    for (const auto& [daemon, vote] : *votes) promise.votes.push_back({daemon, vote});
+  }
   return promise;
 }
 
 void StepMachine::OnGeneration(std::int64_t generation, const std::vector<CastVote>& settled,
                                Effects& effects) {
-  if (generation <= generation_) return;
+  // Below a promise: it comes late from one who was overtaken, and what was promised is relied on.
+  if (generation <= generation_ || generation < promised_) return;
   for (const CastVote& cast : settled) {
+    if (cast.daemon < 0 || cast.daemon >= index_->daemons()) continue;
     if (cast.vote.step == next_step_ && cast.vote.generation == generation_) {
       votes_.emplace(cast.daemon, cast.vote);
     }
@@ -195,15 +204,17 @@ std::vector<CastVote> SettledVotes(int daemons, const std::vector<StepMachine::P
   MUOND_CHECK(std::ssize(promises) == daemons, "every daemon has promised");
   std::int64_t step = promises[0].next_step;
   for (const auto& promise : promises) step = std::min(step, promise.next_step);
-  std::map<int, Vote> votes;
+  std::map<std::int64_t, std::map<int, Vote>> by_generation;
   for (const auto& promise : promises) {
     for (const CastVote& cast : promise.votes) {
-      if (cast.vote.step == step) votes.emplace(cast.daemon, cast.vote);
+      if (cast.vote.step == step) by_generation[cast.vote.generation][cast.daemon] = cast.vote;
     }
   }
   std::vector<CastVote> settled;
-  if (std::ssize(votes) == daemons) {
+  for (const auto& [generation, votes] : by_generation) {
+    if (std::ssize(votes) < daemons) continue;
     for (const auto& [daemon, vote] : votes) settled.push_back({daemon, vote});
+    break;  // complete in one generation only: it was consumed there
   }
   return settled;
 }

@@ -15,8 +15,8 @@ namespace muond {
 class TermsHash {
  public:
   void Add(std::int64_t value) { Append(static_cast<std::uint64_t>(value)); }
-  // By its bits: values that differ at all differ here.
-  void Add(double value) { Append(std::bit_cast<std::uint64_t>(value)); }
+  // By its bits: values that differ at all differ here. Zeros are equal, whatever their signs.
+  void Add(double value) { Append(value == 0 ? 0 : std::bit_cast<std::uint64_t>(value)); }
   void Add(absl::string_view algorithm, const std::map<std::string, Hyperparameters>& groups) {
     Add(algorithm);
     Add(static_cast<std::int64_t>(groups.size()));

@@ -1,5 +1,6 @@
 #include "server/transport/slice_receiver.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,31 @@
 #include "xxhash.h"
 
 namespace muond {
+namespace {
+
+std::vector<ElementRange> RangesOf(const Box& box, const SliceTarget& target) {
+  const std::int64_t elements = box.Elements();
+  if (target.shards.empty()) return {{0, elements}};
+  std::vector<ElementRange> ranges;
+  for (const Shard& shard : target.shards) {
+    const ElementRange range = RangeInShard(box, target.shape, shard);
+    if (range.count == 0) continue;
+    if (!ranges.empty() && ranges.back().first + ranges.back().count == range.first) {
+      ranges.back().count += range.count;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+std::int64_t CountOf(const std::vector<ElementRange>& ranges) {
+  std::int64_t count = 0;
+  for (const ElementRange& range : ranges) count += range.count;
+  return count;
+}
+
+}  // namespace
 
 void SliceReceiver::FreeHash::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
 
@@ -16,13 +42,20 @@ SliceReceiver::SliceReceiver(std::string object, Box box, Dtype dtype, SliceTarg
     : object_(std::move(object)),
       box_(std::move(box)),
       dtype_(dtype),
-      elements_(box_.Elements()),
       target_(std::move(target)),
+      ranges_(RangesOf(box_, target_)),
+      elements_(CountOf(ranges_)),
       hash_(XXH3_createState()) {
   MUOND_CHECK(hash_ != nullptr, "no memory for a hash state");
   XXH3_64bits_reset(hash_.get());
   const std::int64_t header[2] = {static_cast<std::int64_t>(dtype_), elements_};
   XXH3_64bits_update(hash_.get(), header, sizeof(header));
+}
+
+// The element of the slice that must come next; the end of the last range when all are here.
+std::int64_t SliceReceiver::Next() const {
+  if (range_ < ranges_.size()) return ranges_[range_].first + in_range_;
+  return ranges_.empty() ? 0 : ranges_.back().first + ranges_.back().count;
 }
 
 absl::Status SliceReceiver::Receive(const ChunkHeader& header, absl::string_view payload) {
@@ -40,14 +73,21 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header, absl::string_view
         header.offset, size, payload.size()));
   }
   const std::int64_t count = static_cast<std::int64_t>(payload.size()) / size;
-  if (header.offset != next_) {
+  if (header.offset != Next()) {
     return absl::InvalidArgumentError(absl::StrFormat("%s: expected a chunk at element %d, got %d",
-                                                      object_, next_, header.offset));
+                                                      object_, Next(), header.offset));
   }
-  if (count > elements_ - next_) {
+  const std::int64_t room = range_ < ranges_.size() ? ranges_[range_].count - in_range_ : 0;
+  if (count > room) {
+    if (range_ + 1 < ranges_.size()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: chunk at element %d: expected at most %d elements, the next belong to another "
+          "daemon; got %d",
+          object_, header.offset, room, count));
+    }
     return absl::InvalidArgumentError(absl::StrFormat("%s: expected %d bytes, got at least %d",
                                                       object_, elements_ * size,
-                                                      (next_ + count) * size));
+                                                      (received_ + count) * size));
   }
   const std::uint32_t crc = Crc32c(payload.data(), payload.size());
   if (crc != header.crc32c) {
@@ -56,14 +96,40 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header, absl::string_view
                         object_, header.offset, crc, header.crc32c));
   }
   XXH3_64bits_update(hash_.get(), payload.data(), payload.size());
-  if (target_.base != nullptr) {
-    ForEachRun(
-        box_, target_.shape, next_, count, [&](std::int64_t at, std::int64_t from, std::int64_t n) {
-          std::memcpy(target_.base + at * size, payload.data() + (from - next_) * size, n * size);
-        });
+  if (target_.base != nullptr) Copy(header.offset, count, payload.data());
+  received_ += count;
+  in_range_ += count;
+  if (count > 0 && count == room) {
+    ++range_;
+    in_range_ = 0;
   }
-  next_ += count;
   return absl::OkStatus();
+}
+
+// Elements [first, first + count) of the slice, all expected, to their places.
+void SliceReceiver::Copy(std::int64_t first, std::int64_t count, const char* from) const {
+  const auto size = static_cast<std::int64_t>(DtypeBytes(dtype_));
+  if (target_.shards.empty()) {
+    ForEachRun(box_, target_.shape, first, count,
+               [&](std::int64_t at, std::int64_t source, std::int64_t n) {
+                 std::memcpy(target_.base + at * size, from + (source - first) * size, n * size);
+               });
+    return;
+  }
+  std::byte* base = target_.base;
+  for (const Shard& shard : target_.shards) {
+    const ElementRange range = RangeInShard(box_, target_.shape, shard);
+    const std::int64_t begin = std::max(range.first, first);
+    const std::int64_t end = std::min(range.first + range.count, first + count);
+    if (begin < end) {
+      ForEachRun(box_, target_.shape, begin, end - begin,
+                 [&](std::int64_t at, std::int64_t source, std::int64_t n) {
+                   std::memcpy(base + (at - shard.first) * size, from + (source - first) * size,
+                               n * size);
+                 });
+    }
+    base += shard.elements * size;
+  }
 }
 
 void SliceReceiver::Revoke(const absl::Status& why) {
@@ -74,12 +140,12 @@ void SliceReceiver::Revoke(const absl::Status& why) {
 
 bool SliceReceiver::complete() const {
   std::lock_guard lock(mutex_);
-  return next_ == elements_;
+  return received_ == elements_;
 }
 
 std::int64_t SliceReceiver::received() const {
   std::lock_guard lock(mutex_);
-  return next_;
+  return received_;
 }
 
 absl::Status SliceReceiver::CheckComplete() const {

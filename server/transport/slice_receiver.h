@@ -1,6 +1,6 @@
-// One slice on its way in: chunks of any size, ascending, each with its checksum, copied straight
-// to their place in a whole tensor. Every data path that brings bytes ends here, so that order,
-// cover, sizes and digests are judged in one place.
+// One slice on its way in, or the part of it that this daemon owns: chunks of any size, ascending,
+// each with its checksum, copied straight to their place. Every data path that brings bytes ends
+// here, so that order, cover, sizes and digests are judged in one place.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "proto/shard.h"
 #include "proto/values.h"
 
 struct XXH3_state_s;
@@ -20,8 +22,11 @@ namespace muond {
 // Where the bytes go. `base` null: nowhere, the slice is only digested (a repeated push).
 struct SliceTarget {
   std::shared_ptr<void> keepalive;  // owns the memory
-  std::byte* base = nullptr;        // first byte of the whole row-major tensor
-  Dims shape;                       // of that tensor
+  // First byte of the elements of `shards`, one shard behind the other.
+  std::byte* base = nullptr;
+  Dims shape;  // of the whole row-major tensor
+  // Ascending, not overlapping; empty: the whole tensor.
+  std::vector<Shard> shards;
 };
 
 // What a chunk says of itself.
@@ -33,7 +38,8 @@ struct ChunkHeader {
 
 class SliceReceiver {
  public:
-  // `object` opens every message: parameter "w": push for step 41.
+  // `object` opens every message: parameter "w": push for step 41. What is expected of the slice
+  // are its elements in the target's shards.
   SliceReceiver(std::string object, Box box, Dtype dtype, SliceTarget target);
 
   // Thread rule: any thread; a receiver that was revoked refuses with the reason.
@@ -51,20 +57,27 @@ class SliceReceiver {
   absl::Status CheckComplete() const;
   // Of dtype, element count and payload: independent of the chunking. Valid when complete.
   std::uint64_t digest() const;
-  std::int64_t elements() const { return elements_; }
+  std::int64_t elements() const { return elements_; }  // expected
   std::int64_t received() const;
   Dtype dtype() const { return dtype_; }
   const Box& box() const { return box_; }
 
  private:
   const std::string object_;
+  void Copy(std::int64_t first, std::int64_t count, const char* from) const;
+  std::int64_t Next() const;
+
   const Box box_;
   const Dtype dtype_;
-  const std::int64_t elements_;
   const SliceTarget target_;
+  // Of the slice's elements in its own order: those that are expected. Ascending, none adjacent.
+  const std::vector<ElementRange> ranges_;
+  const std::int64_t elements_;  // in all ranges
   mutable std::mutex mutex_;  // held while a chunk is copied: Revoke waits for that
   absl::Status revoked_;
-  std::int64_t next_ = 0;
+  std::size_t range_ = 0;       // that is coming in
+  std::int64_t received_ = 0;   // elements, of all ranges
+  std::int64_t in_range_ = 0;   // likewise, of this one
   struct FreeHash {
     void operator()(XXH3_state_s* state) const;
   };

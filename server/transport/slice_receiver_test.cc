@@ -64,6 +64,38 @@ TEST_F(SliceReceiverTest, DigestAndContentsDoNotDependOnTheChunking) {
   }
 }
 
+TEST_F(SliceReceiverTest, OfASliceOnlyTheElementsOfTheShardsAreExpected) {
+  // Elements [0, 6), [13, 30) of 6 x 5 live here, one behind the other. Of the slice, rows 1 to 3
+  // and columns 2 to 3: row 1 is elsewhere, row 2 has element 13, row 3 has both.
+  SliceTarget target{.base = reinterpret_cast<std::byte*>(tensor_.data()), .shape = {kRows, kCols}};
+  target.shards = {{0, 0, 6, 0}, {0, 13, 17, 0}};
+  SliceReceiver receiver("parameter \"w\": push for step 7", box_, Dtype::kF32, target);
+  EXPECT_EQ(receiver.elements(), 3);
+  EXPECT_EQ(Send(receiver, 0, 1).message(),
+            "parameter \"w\": push for step 7: expected a chunk at element 3, got 0");
+  ASSERT_TRUE(Send(receiver, 3, 1).ok());
+  ASSERT_TRUE(Send(receiver, 4, 2).ok());
+  EXPECT_TRUE(receiver.complete());
+  std::vector<float> expected(tensor_.size(), -1.0f);
+  expected[6 + 13 - 13] = 13;
+  expected[6 + 17 - 13] = 14;
+  expected[6 + 18 - 13] = 15;
+  EXPECT_EQ(tensor_, expected);
+}
+
+TEST_F(SliceReceiverTest, AChunkThatReachesIntoAnotherDaemonsElementsIsRefused) {
+  SliceTarget target{.base = reinterpret_cast<std::byte*>(tensor_.data()), .shape = {kRows, kCols}};
+  target.shards = {{0, 0, 8, 0}, {0, 17, 13, 0}};  // of the slice: element 0, then 4 and 5
+  SliceReceiver receiver("parameter \"w\": push for step 7", box_, Dtype::kF32, target);
+  EXPECT_EQ(Send(receiver, 0, 3).message(),
+            "parameter \"w\": push for step 7: chunk at element 0: expected at most 1 elements, "
+            "the next belong to another daemon; got 3");
+  EXPECT_EQ(receiver.received(), 0);
+  ASSERT_TRUE(Send(receiver, 0, 1).ok());
+  ASSERT_TRUE(Send(receiver, 4, 2).ok());
+  EXPECT_TRUE(receiver.complete());
+}
+
 TEST_F(SliceReceiverTest, OtherBytesHaveAnotherDigest) {
   auto one = Make(box_, false), two = Make(box_, false);
   ASSERT_TRUE(Send(*one, 0, 6).ok());

@@ -1,6 +1,7 @@
 #include "tests/support/service_fixture.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <thread>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "grpcpp/channel.h"
+#include "tests/support/device_like_backend.h"
 
 namespace muond::cluster {
 namespace {
@@ -60,6 +62,19 @@ Box PieceOf(const Dims& shape, std::int64_t elements, Cut::Kind kind, std::int64
 }  // namespace
 
 std::unique_ptr<Service> StartService(ServiceOptions options) {
+  const char* devices = std::getenv("MUOND_TEST_DEVICES");
+  if (devices != nullptr && options.make_backends == nullptr) {
+    options.make_backends = [count = std::atoi(devices),
+                             reference = options.backend ==
+                                         "reference"](const kernels::BackendOptions& made) {
+      std::vector<std::unique_ptr<kernels::Backend>> backends;
+      for (int i = 0; i < count; ++i) {
+        backends.push_back(muond::testing::MakeDeviceLikeBackend(
+            reference ? kernels::MakeReferenceBackend() : kernels::MakeCpuBackend(made)));
+      }
+      return backends;
+    };
+  }
   return Must(Service::Start(options));
 }
 
@@ -158,25 +173,35 @@ std::string BoxBytes(const Box& box, const Dims& shape, const Floats& tensor, Dt
   return bytes;
 }
 
-TestRun::TestRun(Service& service, RunSpec spec, TestRunOptions options)
-    : spec_(std::move(spec)), admin_(service.channel(), absl::Seconds(60)) {
+TestRun::TestRun(const std::shared_ptr<grpc::Channel>& channel, RunSpec spec,
+                 TestRunOptions options)
+    : spec_(std::move(spec)), admin_(channel, absl::Seconds(60)) {
   for (std::int64_t rank = 0; rank < spec_.world_size; ++rank) {
     slices_.push_back(CutOf(spec_, options.cut, rank));
     sessions_.push_back(Must(client::Session::Open(spec_, rank, slices_.back(),
-                                                   {.channel = service.channel(),
+                                                   {.channel = channel,
+                                                    .call_timeout = options.call_timeout,
                                                     .step_timeout = options.step_timeout,
                                                     .chunk_bytes = options.chunk_bytes})));
   }
   Tensors initial = NoiseFor(spec_, 1);
   for (const auto& [name, values] : options.initial) initial.at(name) = values;
   for (std::int64_t rank = 0; rank < spec_.world_size; ++rank) {
-    const bool complete = InitializeRank(rank, initial);
+    const bool complete = InitializeRank(rank, initial, false);
     MUOND_CHECK(complete == (rank + 1 == spec_.world_size) || slices_.back().empty(),
                 "complete with the last values");
   }
 }
 
-bool TestRun::InitializeRank(std::int64_t rank, const Tensors& initial) {
+void TestRun::Reinitialize(const Tensors& values) {
+  bool complete = false;
+  for (std::int64_t rank = 0; rank < spec_.world_size; ++rank) {
+    complete = InitializeRank(rank, values, true);
+  }
+  MUOND_CHECK(complete, "complete with the last values");
+}
+
+bool TestRun::InitializeRank(std::int64_t rank, const Tensors& values, bool anew) {
   std::vector<std::string> memory;
   std::vector<SliceSource> sources;
   std::set<std::string> ties;
@@ -187,14 +212,15 @@ bool TestRun::InitializeRank(std::int64_t rank, const Tensors& initial) {
     const std::vector<Box>& boxes = slices_[rank].at(parameter.name);
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       memory.push_back(
-          BoxBytes(boxes[i], *parameter.shape, initial.at(parameter.name), Dtype::kF32));
+          BoxBytes(boxes[i], *parameter.shape, values.at(parameter.name), Dtype::kF32));
       sources.push_back({.parameter = parameter.name,
                          .slice = static_cast<std::int64_t>(i),
                          .elements = boxes[i].Elements()});
     }
   }
   for (std::size_t i = 0; i < sources.size(); ++i) sources[i].data = memory[i].data();
-  return Must(session(rank).Initialize(sources));
+  return Must(anew ? session(rank).Reinitialize(sources, "test")
+                   : session(rank).Initialize(sources));
 }
 
 const ParameterSpec& TestRun::parameter(const std::string& name) const {

@@ -44,7 +44,8 @@ inline void Must(const absl::Status& status) { MUOND_CHECK(status.ok(), status.T
 
 // ---- Services and specs -----------------------------------------------------------------------
 
-// One backend thread: the machine runs many tests at once.
+// One backend thread: the machine runs many tests at once. Where MUOND_TEST_DEVICES says so, on
+// that many devices that are like real ones (device_like_backend.h).
 std::unique_ptr<Service> StartService(ServiceOptions options = {.threads = 1});
 
 // A hidden matrix of group "muon".
@@ -90,6 +91,7 @@ struct TestRunOptions {
   Cut cut;
   Tensors initial;  // parameters that are missing get NoiseFor(spec, 1)
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
+  absl::Duration call_timeout = absl::Seconds(30);
   absl::Duration step_timeout = absl::Seconds(60);
 };
 
@@ -104,7 +106,10 @@ struct StepInput {
 class TestRun {
  public:
   // Opens every rank and pushes the initial values.
-  TestRun(Service& service, RunSpec spec, TestRunOptions options = {});
+  TestRun(Service& service, RunSpec spec, TestRunOptions options = {})
+      : TestRun(service.channel(), std::move(spec), std::move(options)) {}
+  // Through any daemon of a cluster.
+  TestRun(const std::shared_ptr<grpc::Channel>& channel, RunSpec spec, TestRunOptions options = {});
 
   // All ranks take the step at once, each on its own thread; their outcomes are the same (checked).
   // Gradients are given unscaled and sent times the loss scale.
@@ -112,6 +117,11 @@ class TestRun {
   StepOutcome Step(const StepInput& input);
   // What each rank was answered.
   std::vector<absl::StatusOr<StepOutcome>> TryStep(const StepInput& input);
+  // One rank alone; waits for the others.
+  absl::StatusOr<StepOutcome> StepRank(std::int64_t rank, const StepInput& input);
+
+  // All ranks go on from these values, whatever state the daemons have or have lost.
+  void Reinitialize(const Tensors& values);
 
   // Whole tensors at the present version, put together from what all ranks pull: in the parameters'
   // dtype, or the fp32 master weights.
@@ -130,9 +140,9 @@ class TestRun {
   client::Admin& admin() { return admin_; }
 
  private:
-  bool InitializeRank(std::int64_t rank, const Tensors& initial);
+  // True when the run then has all values. `anew`: by Session::Reinitialize.
+  bool InitializeRank(std::int64_t rank, const Tensors& values, bool anew);
   Tensors PullAll(bool master);
-  absl::StatusOr<StepOutcome> StepRank(std::int64_t rank, const StepInput& input);
 
   RunSpec spec_;
   std::vector<RankSlices> slices_;

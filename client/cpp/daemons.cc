@@ -1,0 +1,79 @@
+#include "client/cpp/daemons.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "proto/check.h"
+
+namespace muond::client {
+namespace {
+
+// How much a failure says: a daemon that is away says nothing that another one's refusal does not.
+int Weight(const CallResult& result) {
+  if (result.status.ok()) return 0;
+  if (absl::IsUnavailable(result.status) || absl::IsCancelled(result.status)) return 1;
+  if (absl::IsDeadlineExceeded(result.status)) return 2;
+  return 3;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemons>> Daemons::Open(const std::string& endpoint,
+                                                       std::shared_ptr<grpc::Channel> channel,
+                                                       std::int64_t chunk_bytes) {
+  std::unique_ptr<Daemons> daemons(new Daemons());
+  daemons->chunk_bytes_ = chunk_bytes;
+  MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Connection> home,
+                         Connection::Open(endpoint, std::move(channel), chunk_bytes));
+  daemons->connections_ = {std::move(home)};
+  return daemons;
+}
+
+absl::Status Daemons::Adopt(const v1::RegisterReply& registered) {
+  std::vector<std::string> addresses(registered.daemons().begin(), registered.daemons().end());
+  if (addresses.empty()) addresses = {""};
+  const std::int64_t home = registered.daemon();
+  if (home < 0 || home >= std::ssize(addresses)) {
+    return absl::InternalError(absl::StrFormat(
+        "register: %s calls itself daemon %d of %d", connections_[home_]->peer(), home,
+        addresses.size()));
+  }
+  if (addresses == addresses_ && home == home_) return absl::OkStatus();
+  std::vector<std::shared_ptr<Connection>> connections(addresses.size());
+  for (std::size_t daemon = 0; daemon < addresses.size(); ++daemon) {
+    if (static_cast<std::int64_t>(daemon) == home) continue;
+    MUOND_ASSIGN_OR_RETURN(connections[daemon],
+                           Connection::Open(addresses[daemon], nullptr, chunk_bytes_));
+  }
+  connections[home] = connections_[home_];
+  connections_ = std::move(connections);
+  addresses_ = std::move(addresses);
+  home_ = static_cast<int>(home);
+  return absl::OkStatus();
+}
+
+CallResult Daemons::ForEach(const std::function<CallResult(int daemon, Connection&)>& call,
+                            bool but_home) {
+  if (count() == 1) return but_home ? CallResult{} : call(0, *connections_[0]);
+  std::vector<CallResult> results(count());
+  std::vector<std::thread> threads;
+  for (int daemon = 0; daemon < count(); ++daemon) {
+    if (but_home && daemon == home_) continue;
+    threads.emplace_back([&, daemon] { results[daemon] = call(daemon, *connections_[daemon]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  int worst = 0;
+  for (int daemon = 1; daemon < count(); ++daemon) {
+    if (Weight(results[daemon]) > Weight(results[worst])) worst = daemon;
+  }
+  CallResult result = std::move(results[worst]);
+  if (!result.status.ok()) {
+    result.status = absl::Status(
+        result.status.code(),
+        absl::StrFormat("daemon \"%s\": %s", addresses_[worst], result.status.message()));
+  }
+  return result;
+}
+
+}  // namespace muond::client

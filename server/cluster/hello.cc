@@ -1,0 +1,34 @@
+#include "server/cluster/hello.h"
+
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/status.h"
+
+namespace muond {
+
+std::vector<HelloAnswer> AskHello(Peers& peers, const std::string& run,
+                                  const std::string& plan_hash, absl::Duration timeout) {
+  v1::HelloRequest request;
+  *request.mutable_peer() = peers.Introduction(run, plan_hash);
+  std::vector<HelloAnswer> answers;
+  for (int daemon = 0; daemon < peers.count(); ++daemon) {
+    if (daemon != peers.self()) answers.push_back({daemon, {}, {}});
+  }
+  std::vector<std::thread> threads;
+  for (HelloAnswer& answer : answers) {
+    threads.emplace_back([&] {
+      grpc::ClientContext context;
+      context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+      v1::HelloReply reply;
+      answer.status = FromGrpc(peers.stub(answer.daemon).Hello(&context, request, &reply));
+      answer.position = {reply.position().generation(), reply.position().next_step(),
+                         reply.position().state()};
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return answers;
+}
+
+}  // namespace muond

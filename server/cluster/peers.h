@@ -1,0 +1,37 @@
+// The connections to the other daemons. Thread-safe.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "muond/v1/peer.grpc.pb.h"
+#include "server/cluster/peer_list.h"
+
+namespace muond {
+
+class Peers {
+ public:
+  // Connects at the first call. `patience`: how long a peer may be out of reach before those who
+  // wait for it are told.
+  Peers(PeerList list, absl::Duration patience);
+
+  // "" alone when this daemon has no peers.
+  const std::vector<std::string>& daemons() const { return list_.daemons; }
+  int self() const { return list_.self; }
+  int count() const { return static_cast<int>(list_.daemons.size()); }
+  absl::Duration patience() const { return patience_; }
+  // Of another daemon than this one.
+  v1::Peer::Stub& stub(int daemon) { return *stubs_[daemon]; }
+
+  // What every message to a peer says first.
+  v1::PeerRun Introduction(const std::string& run, const std::string& plan_hash) const;
+
+ private:
+  PeerList list_;
+  const absl::Duration patience_;
+  std::vector<std::unique_ptr<v1::Peer::Stub>> stubs_;
+};
+
+}  // namespace muond

@@ -1,0 +1,130 @@
+#include "server/cluster/raise_generation.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/check.h"
+#include "proto/status.h"
+#include "server/cluster/vote_message.h"
+
+namespace muond {
+namespace {
+
+constexpr absl::Duration kCallTimeout = absl::Seconds(2);
+constexpr absl::Duration kPause = absl::Milliseconds(100);
+
+// Does `ask` for every daemon at once, each again until it answers or the deadline has passed.
+// Returns by daemon the last status.
+std::vector<absl::Status> AskAll(int daemons, absl::Time deadline,
+                                 const std::function<absl::Status(int)>& ask) {
+  std::vector<absl::Status> results(daemons);
+  std::vector<std::thread> threads;
+  for (int daemon = 0; daemon < daemons; ++daemon) {
+    threads.emplace_back([&, daemon] {
+      for (;;) {
+        results[daemon] = ask(daemon);
+        const bool again =
+            absl::IsUnavailable(results[daemon]) || absl::IsDeadlineExceeded(results[daemon]);
+        if (!again || absl::Now() + kPause >= deadline) return;
+        absl::SleepFor(kPause);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+void SetDeadline(grpc::ClientContext& context, absl::Time deadline) {
+  context.set_deadline(absl::ToChronoTime(std::min(absl::Now() + kCallTimeout, deadline)));
+}
+
+absl::StatusOr<StepMachine::Promise> AskPromise(Peers& peers, int daemon,
+                                                const v1::PrepareRequest& request,
+                                                absl::Time deadline) {
+  grpc::ClientContext context;
+  SetDeadline(context, deadline);
+  v1::PrepareReply reply;
+  MUOND_RETURN_IF_ERROR(FromGrpc(peers.stub(daemon).Prepare(&context, request, &reply)));
+  StepMachine::Promise promise{reply.next_step(), {}};
+  MUOND_ASSIGN_OR_RETURN(promise.votes, VotesFromProto(reply.votes()));
+  return promise;
+}
+
+absl::Status AskRaise(Peers& peers, int daemon, const v1::RaiseRequest& request,
+                      absl::Time deadline) {
+  grpc::ClientContext context;
+  SetDeadline(context, deadline);
+  v1::RaiseReply reply;
+  return FromGrpc(peers.stub(daemon).Raise(&context, request, &reply));
+}
+
+// OK, or one status that names every daemon that failed, with the first one's code.
+absl::Status Summary(const Peers& peers, const std::string& run, const char* what,
+                     const std::vector<absl::Status>& results) {
+  std::vector<std::string> failed;
+  absl::StatusCode code = absl::StatusCode::kOk;
+  for (std::size_t daemon = 0; daemon < results.size(); ++daemon) {
+    if (results[daemon].ok()) continue;
+    if (code == absl::StatusCode::kOk) code = results[daemon].code();
+    failed.push_back(absl::StrFormat("daemon \"%s\": %s", peers.daemons()[daemon],
+                                     results[daemon].message()));
+  }
+  if (failed.empty()) return absl::OkStatus();
+  if (code == absl::StatusCode::kDeadlineExceeded) code = absl::StatusCode::kUnavailable;
+  return absl::Status(code, absl::StrFormat("run \"%s\": %s: %s", run, what,
+                                            absl::StrJoin(failed, "; ")));
+}
+
+absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t generation,
+                     bool reinitialize, const RaiseHooks& own, absl::Time deadline) {
+  v1::PrepareRequest prepare;
+  *prepare.mutable_peer() = introduction;
+  prepare.set_generation(generation);
+  prepare.set_reinitialize(reinitialize);
+  std::vector<StepMachine::Promise> promises(peers.count());
+  const auto promised = AskAll(peers.count(), deadline, [&](int daemon) {
+    auto promise = daemon == peers.self() ? own.prepare(generation)
+                                          : AskPromise(peers, daemon, prepare, deadline);
+    if (promise.ok()) promises[daemon] = *std::move(promise);
+    return promise.status();
+  });
+  MUOND_RETURN_IF_ERROR(Summary(peers, introduction.run(), "raise the generation", promised));
+
+  RaiseOrder order{.generation = generation, .reinitialize = reinitialize};
+  if (!reinitialize) order.settled = SettledVotes(peers.count(), promises);
+  for (const auto& promise : promises) {
+    order.resume_step = std::max(order.resume_step, promise.next_step);
+  }
+  v1::RaiseRequest raise;
+  *raise.mutable_peer() = introduction;
+  raise.set_generation(generation);
+  VotesToProto(order.settled, raise.mutable_settled());
+  raise.set_reinitialize(reinitialize);
+  raise.set_resume_step(order.resume_step);
+  const auto raised = AskAll(peers.count(), deadline, [&](int daemon) {
+    return daemon == peers.self() ? own.raise(order) : AskRaise(peers, daemon, raise, deadline);
+  });
+  return Summary(peers, introduction.run(), "raise the generation", raised);
+}
+
+}  // namespace
+
+absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
+                             std::int64_t current, bool reinitialize, const RaiseHooks& own,
+                             absl::Time deadline) {
+  const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
+  absl::Status status;
+  // A daemon that is ahead, by another's unfinished try, refuses: go above it.
+  for (std::int64_t generation = current + 1; absl::Now() < deadline; ++generation) {
+    status = TryOnce(peers, introduction, generation, reinitialize, own, deadline);
+    if (!absl::IsAborted(status)) return status;
+  }
+  return status;
+}
+
+}  // namespace muond

@@ -1,0 +1,265 @@
+// The other daemons of the run: votes, generations, and state that was lost.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "proto/check.h"
+#include "proto/status.h"
+#include "server/run/registry_layout.h"
+#include "server/run/run.h"
+#include "spdlog/spdlog.h"
+
+namespace muond {
+namespace {
+
+constexpr absl::Duration kHelloTimeout = absl::Seconds(1);
+
+void CallAll(std::vector<std::function<void()>>& after) {
+  for (auto& call : after) call();
+}
+
+}  // namespace
+
+absl::Status Run::CheckPlan(int daemon, const std::string& plan_hash) const {
+  if (daemon < 0 || daemon >= context_.peers->count() || daemon == context_.peers->self()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("run \"%s\": daemon %d: no other daemon of this run", name(), daemon));
+  }
+  if (plan_hash == registry_.plan().hash) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "run \"%s\": daemon \"%s\" plans otherwise (%s, here %s): all daemons must run one version "
+      "with one list of peers",
+      name(), context_.peers->daemons()[daemon], plan_hash, registry_.plan().hash));
+}
+
+StepLayout Run::LayoutOf() const {
+  return StepLayoutOf(registry_, context_.peers->daemons(), context_.peers->self());
+}
+
+// ---- Votes ------------------------------------------------------------------------------------
+
+// The lock is held.
+void Run::CarryVote(const VoteEffect& effect, After& after) {
+  const std::int64_t step = effect.vote.step;
+  auto self = weak_from_this();
+  VoteExchange::Listener listener;
+  listener.known = [self, step] {
+    const auto run = self.lock();
+    return run == nullptr ? std::vector<CastVote>{} : run->VotesOf(step);
+  };
+  listener.heard = [self](int daemon, const PeerPosition& position,
+                          const std::vector<CastVote>& votes) {
+    if (const auto run = self.lock()) run->OnPeerAnswer(daemon, position, votes);
+  };
+  listener.trouble = [self](int daemon, const absl::Status& status) {
+    if (const auto run = self.lock()) run->OnPeerTrouble(daemon, status);
+  };
+  EndVotes();
+  vote_exchange_ = VoteExchange::Make(context_.peers, name(), registry_.plan().hash, step,
+                                      std::move(listener));
+  // It asks for the votes at once, which takes the lock.
+  after.push_back([exchange = vote_exchange_] { exchange->Start(); });
+}
+
+// The lock is held. The step is over, or thrown away.
+void Run::EndVotes() {
+  if (vote_exchange_ != nullptr) vote_exchange_->Stop();
+  vote_exchange_ = nullptr;
+}
+
+std::vector<CastVote> Run::VotesOf(std::int64_t step) const {
+  std::lock_guard lock(mutex_);
+  return machine_ == nullptr ? std::vector<CastVote>{} : machine_->VotesOf(step);
+}
+
+absl::Status Run::OnVotes(const std::vector<CastVote>& votes) {
+  After after;
+  absl::Status first;
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopped_.ok()) return stopped_;
+    if (machine_ == nullptr || !running_) {
+      return absl::UnavailableError(absl::StrFormat("run \"%s\": opening", name()));
+    }
+    Effects effects;
+    for (const CastVote& cast : votes) {
+      if (absl::Status status = machine_->OnVote(cast, effects); !status.ok() && first.ok()) {
+        first = std::move(status);
+      }
+    }
+    Carry(effects, after);
+    PublishProgress();
+  }
+  CallAll(after);
+  return first;
+}
+
+void Run::OnPeerAnswer(int daemon, const PeerPosition& position,
+                       const std::vector<CastVote>& votes) {
+  if (absl::Status status = OnVotes(votes); absl::IsAlreadyExists(status)) {
+    spdlog::error("run \"{}\": {}", name(), std::string(status.message()));
+  }
+  if (position.state == v1::RUN_STATE_FAILED) {
+    return OnPeerTrouble(daemon, absl::FailedPreconditionError("its run has failed"));
+  }
+  std::lock_guard lock(mutex_);
+  if (machine_ == nullptr || machine_->version() == 0) return;
+  const bool empty = position.state == v1::RUN_STATE_OPENING && position.next_step == 0;
+  if (empty || position.state == v1::RUN_STATE_NEEDS_RESTORE) {
+    LoseState(absl::StrFormat("daemon \"%s\" has lost its state",
+                              context_.peers->daemons()[daemon]));
+  }
+}
+
+void Run::OnPeerTrouble(int daemon, const absl::Status& status) {
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    if (machine_ == nullptr || !stopped_.ok()) return;
+    if (absl::IsNotFound(status)) {
+      // It may not have heard of the run yet; once a step was taken it must have.
+      if (machine_->version() > 0) {
+        LoseState(absl::StrFormat("daemon \"%s\" does not know the run any more",
+                                  context_.peers->daemons()[daemon]));
+      }
+      return;
+    }
+    Effects effects;
+    machine_->OnUnreachable(daemon, std::string(status.message()), effects);
+    Carry(effects, after);
+  }
+  CallAll(after);
+}
+
+// ---- Lost state -------------------------------------------------------------------------------
+
+// The lock is held. Some daemon has no state that fits the others': the run stands still until a
+// restore, or until it is initialized anew.
+void Run::LoseState(const std::string& why) {
+  if (!lost_.empty()) return;
+  lost_ = why;
+  spdlog::error("run \"{}\": needs a restore: {}", name(), why);
+  metrics_->SetState(StateLocked());
+}
+
+absl::Status Run::NeedsRestore() const {
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "run \"%s\": needs a restore before step %d: %s; without a checkpoint, raise the generation "
+      "with reinitialize and go on from the trainers' parameters",
+      name(), std::max(start_.next_step, machine_ == nullptr ? 0 : machine_->next_step()), lost_));
+}
+
+// This daemon makes the run: the others may have had it for long.
+void Run::LearnFromPeers() {
+  if (context_.peers->count() == 1) return;
+  std::vector<HelloAnswer> answers =
+      AskHello(*context_.peers, name(), registry_.plan().hash, kHelloTimeout);
+  std::lock_guard lock(mutex_);
+  for (const HelloAnswer& answer : answers) {
+    if (!answer.status.ok()) continue;
+    start_.generation = std::max(start_.generation, answer.position.generation);
+    start_.next_step = std::max(start_.next_step, answer.position.next_step);
+  }
+  if (start_.next_step > 0) LoseState("this daemon has none of its state");
+}
+
+// ---- Generations ------------------------------------------------------------------------------
+
+absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool reinitialize) {
+  std::lock_guard lock(mutex_);
+  if (!stopped_.ok()) return stopped_;
+  if (!reinitialize && !lost_.empty()) return NeedsRestore();
+  if (!reinitialize && machine_ != nullptr && machine_->failed()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("run \"%s\": has failed and needs a restore, a new generation does not "
+                        "mend it: %s",
+                        name(), machine_->failure()));
+  }
+  if (machine_ != nullptr) {
+    auto promise = machine_->OnPrepare(generation);
+    // Too low: whoever asks must go higher.
+    if (!promise.ok()) return absl::AbortedError(promise.status().message());
+    return promise;
+  }
+  // Nothing was ever voted here: the promise is kept by starting above it.
+  if (generation <= start_.generation) {
+    return absl::AbortedError(absl::StrFormat(
+        "run \"%s\": prepare generation %d: this daemon is at %d", name(), generation,
+        start_.generation));
+  }
+  return StepMachine::Promise{start_.next_step, {}};
+}
+
+absl::Status Run::Raise(const RaiseOrder& order) {
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    if (!stopped_.ok()) return stopped_;
+    const std::int64_t now =
+        machine_ == nullptr ? start_.generation : machine_->generation();
+    if (order.generation <= now) return absl::OkStatus();  // a repetition
+    Effects effects;
+    if (machine_ != nullptr) {
+      machine_->OnGeneration(order.generation, order.settled, effects);
+      if (machine_->generation() != order.generation) {
+        return absl::AbortedError(absl::StrFormat(
+            "run \"%s\": raise the generation to %d: a higher one has been promised since", name(),
+            order.generation));
+      }
+    }
+    spdlog::info("run \"{}\": generation {} raised to {}{}", name(), now, order.generation,
+                 order.reinitialize ? ", state is forgotten" : "");
+    Carry(effects, after);
+    start_.generation = order.generation;
+    if (order.reinitialize) Reset(order.resume_step);
+  }
+  CallAll(after);
+  return absl::OkStatus();
+}
+
+// The lock is held. What is in flight belongs to an earlier life and is dropped when it is done.
+void Run::Reset(std::int64_t resume_step) {
+  start_.next_step = resume_step;
+  ++life_;
+  lost_.clear();
+  EndAttempt();
+  EndVotes();
+  committing_ = false;
+  running_ = false;
+  initial_ = {};
+  initial_slices_.Clear(absl::AbortedError("the run is initialized anew"));
+  if (machine_ != nullptr) {
+    StepLayout layout = LayoutOf();
+    initial_.Expect(layout);
+    machine_ = std::make_unique<StepMachine>(std::move(layout), spec(), start_);
+  }
+  engines_->Reset([self = shared_from_this(), life = life_](const absl::Status& status) {
+    if (!status.ok()) self->FailEngine(life, std::string(status.message()));
+  });
+  metrics_->SetState(StateLocked());
+}
+
+void Run::RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
+                     absl::Duration wait, StatusCallback done) {
+  const std::int64_t now = Position().generation;
+  if (current < now) return done(absl::OkStatus());  // another rank was faster
+  if (current > now) {
+    return done(absl::FailedPreconditionError(
+        absl::StrFormat("run \"%s\": raise the generation: %d is ahead of this daemon's %d", name(),
+                        current, now)));
+  }
+  spdlog::info("run \"{}\": raising generation {}: {}", name(), current,
+               reason.empty() ? "no reason given" : reason);
+  const absl::Time deadline = absl::Now() + wait;
+  context_.peer_executor->Post([self = shared_from_this(), current, reinitialize, deadline, done] {
+    const RaiseHooks own{
+        .prepare =
+            [&](std::int64_t generation) { return self->Prepare(generation, reinitialize); },
+        .raise = [&](const RaiseOrder& order) { return self->Raise(order); }};
+    done(RaiseGeneration(*self->context_.peers, self->name(), self->registry_.plan().hash, current,
+                         reinitialize, own, deadline));
+  });
+}
+
+}  // namespace muond

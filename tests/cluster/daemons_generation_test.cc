@@ -1,0 +1,80 @@
+// Raising the generation: what is in flight starts over on all daemons, what was applied stays.
+#include <string>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/support/cluster_fixture.h"
+
+namespace muond::cluster {
+namespace {
+
+RunSpec Spec(std::int64_t world_size) {
+  return SpecOf({Matrix("a", 16, 8), Matrix("b", 16, 8), Vector("v", 9)}, world_size);
+}
+
+class Generation : public ::testing::TestWithParam<int> {
+ protected:
+  Generation() : cluster_(GetParam()), run_(cluster_.channel(0), Spec(2), {.cut = {Cut::kFlat}}) {}
+  Cluster cluster_;
+  TestRun run_;
+};
+INSTANTIATE_TEST_SUITE_P(OfDaemons, Generation, ::testing::Values(1, 3));
+
+TEST_P(Generation, ARaisedOneStartsTheStepOverForAllRanks) {
+  ASSERT_TRUE(run_.Step(NoiseFor(run_.spec(), 1)).applied);
+  const std::string before = run_.TensorDigest();
+  ASSERT_TRUE(run_.session(0).Begin({.step = 1, .loss_scale = 1}).ok());
+  ASSERT_TRUE(run_.session(1).Begin({.step = 1, .loss_scale = 1}).ok());
+  ASSERT_TRUE(run_.session(1).RaiseGeneration("gradients were lost").ok());
+  EXPECT_EQ(run_.session(1).generation(), 2);
+  const auto finished = run_.session(0).Finish();
+  EXPECT_TRUE(absl::IsFailedPrecondition(finished.status())) << finished.status();
+  ASSERT_TRUE(run_.session(0).Rejoin().ok());
+  EXPECT_EQ(run_.session(0).generation(), 2);
+  EXPECT_EQ(run_.TensorDigest(), before);
+  EXPECT_TRUE(run_.Step(NoiseFor(run_.spec(), 2)).applied);
+}
+
+TEST_P(Generation, WhoeverComesSecondFindsItRaised) {
+  ASSERT_TRUE(run_.session(0).RaiseGeneration("first").ok());
+  const absl::Status second = run_.session(1).RaiseGeneration("second");
+  ASSERT_TRUE(second.ok()) << second;
+  EXPECT_EQ(run_.session(0).generation(), 2);
+  EXPECT_EQ(run_.session(1).generation(), 2);
+  EXPECT_TRUE(run_.Step(NoiseFor(run_.spec(), 2)).applied);
+}
+
+// The other rank waits in Finish when its step is started over: its Step begins anew by itself.
+TEST_P(Generation, ARankThatWaitsStepsAgainByItself) {
+  const StepInput input{.gradients = {{NoiseFor(run_.spec(), 1)}}};
+  absl::StatusOr<StepOutcome> waited = absl::UnknownError("not answered");
+  std::thread waiting([&] { waited = run_.StepRank(0, input); });
+  while (run_.Status().waiting_ranks_size() != 1) absl::SleepFor(absl::Milliseconds(5));
+  ASSERT_TRUE(run_.session(1).RaiseGeneration("its gradients were lost").ok());
+  const auto outcome = run_.StepRank(1, input);
+  waiting.join();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ASSERT_TRUE(waited.ok()) << waited.status();
+  EXPECT_EQ(*waited, *outcome);
+  EXPECT_EQ(run_.Status().steps_applied(), 1);
+}
+
+TEST_P(Generation, ReinitializingForgetsTheStateAndKeepsTheStep) {
+  for (int step = 0; step < 3; ++step) {
+    ASSERT_TRUE(run_.Step(NoiseFor(run_.spec(), step)).applied);
+  }
+  const Tensors weights = run_.Weights();
+  run_.Reinitialize(weights);
+  EXPECT_EQ(run_.session(0).next_step(), 3);
+  EXPECT_EQ(run_.Weights(), weights);
+  for (const char* name : {"a", "b", "v"}) {
+    EXPECT_EQ(run_.Describe(name).t(), 0) << name;
+    EXPECT_EQ(run_.Describe(name).momentum_norm(), 0) << name;
+  }
+  const StepOutcome outcome = run_.Step(NoiseFor(run_.spec(), 9));
+  EXPECT_TRUE(outcome.applied);
+  EXPECT_EQ(outcome.step, 3);
+}
+
+}  // namespace
+}  // namespace muond::cluster

@@ -1,0 +1,41 @@
+#include "tests/support/cluster_fixture.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace muond::cluster {
+
+Cluster::Cluster(int daemons, ServiceOptions options) : options_(std::move(options)) {
+  std::string pattern =
+      (std::filesystem::temp_directory_path() / "muond-cluster-XXXXXX").string();
+  MUOND_CHECK(mkdtemp(pattern.data()) != nullptr, "a directory for the sockets");
+  directory_ = pattern;
+  services_.resize(daemons);
+  std::vector<std::string> peers;
+  for (int daemon = 0; daemon < daemons; ++daemon) peers.push_back(endpoint(daemon));
+  options_.peers = absl::StrJoin(peers, ",");
+  for (int daemon = 0; daemon < daemons; ++daemon) Start(daemon);
+}
+
+Cluster::~Cluster() {
+  services_.clear();
+  std::filesystem::remove_all(directory_);
+}
+
+std::string Cluster::endpoint(int daemon) const {
+  return absl::StrFormat("unix://%s/%d.sock", directory_, daemon);
+}
+
+void Cluster::Stop(int daemon) { services_[daemon].reset(); }
+
+void Cluster::Start(int daemon) {
+  ServiceOptions options = options_;
+  options.listen = {endpoint(daemon)};
+  services_[daemon] = StartService(options);
+}
+
+}  // namespace muond::cluster

@@ -1,0 +1,38 @@
+// Several daemons that share their runs, in this process, each on a unix socket of a directory that
+// goes away with them.
+//
+//   Cluster cluster(3);
+//   TestRun run(cluster.channel(0), spec);
+//   cluster.Stop(1);      // its state is lost
+//   cluster.Start(1);     // a daemon that knows nothing
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/service_fixture.h"
+
+namespace muond::cluster {
+
+class Cluster {
+ public:
+  // `options` of every daemon; listen, peers and advertise are filled in.
+  explicit Cluster(int daemons, ServiceOptions options = {.threads = 1});
+  ~Cluster();
+
+  int count() const { return static_cast<int>(services_.size()); }
+  std::string endpoint(int daemon) const;
+  Service& service(int daemon) { return *services_[daemon]; }
+  std::shared_ptr<grpc::Channel> channel(int daemon) { return services_[daemon]->channel(); }
+
+  void Stop(int daemon);
+  void Start(int daemon);
+
+ private:
+  std::string directory_;
+  ServiceOptions options_;
+  std::vector<std::unique_ptr<Service>> services_;
+};
+
+}  // namespace muond::cluster
