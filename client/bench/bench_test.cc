@@ -1,12 +1,14 @@
-#include <cmath>
-#include <set>
-#include <string>
+// Statistics, values, memory and ceilings.
+#include <unistd.h>
 
-#include "client/bench/benchmark_run.h"
+#include <cmath>
+#include <vector>
+
+#include "client/bench/ceilings.h"
 #include "client/bench/memory_need.h"
-#include "client/bench/model.h"
-#include "client/bench/report.h"
+#include "client/bench/process_memory.h"
 #include "client/bench/statistics.h"
+#include "client/bench/values.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -15,81 +17,66 @@ namespace {
 
 using testing::HasSubstr;
 
-Model Parsed(const std::string& name) {
-  auto model = ParseModel(name);
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+
+models::Model Parsed(const std::string& name) {
+  auto model = models::ParseModel(name);
   EXPECT_TRUE(model.ok()) << model.status();
-  return model.ok() ? *model : Model();
+  return model.ok() ? *model : models::Model();
 }
 
-std::int64_t HiddenMatrices(const Model& model) {
-  std::int64_t count = 0;
-  for (const ModelTensor& tensor : model.tensors) {
-    if (tensor.role == Role::kHidden) ++count;
-  }
-  return count;
-}
-
-TEST(Model, HasTheShapesOfTheRealOnes) {
-  EXPECT_EQ(HiddenMatrices(Parsed("gpt2")), 48);
-  EXPECT_EQ(Parsed("gpt2").Elements(), 12 * 768 * 768 * 12 + (50304 + 1024) * 768);
-  EXPECT_EQ(HiddenMatrices(Parsed("llama1b")), 112);
-  EXPECT_NEAR(static_cast<double>(Parsed("llama1b").Elements() - 128256LL * 2048), 0.973e9, 1e6);
-  EXPECT_EQ(HiddenMatrices(Parsed("7b8")), 56);
-  EXPECT_NEAR(static_cast<double>(Parsed("7b8").Elements() - 32000LL * 4096), 1.619e9, 1e6);
-  EXPECT_LT(Parsed("tiny").Elements(), 150'000);
-}
-
-TEST(Model, NamesEachTensorOnce) {
-  for (const char* name : {"tiny", "gpt2", "llama1b", "7b8", "custom:4x3x7,2x2"}) {
-    const Model model = Parsed(name);
-    std::set<std::string> names;
-    for (const ModelTensor& tensor : model.tensors) EXPECT_TRUE(names.insert(tensor.name).second);
-  }
-}
-
-TEST(Model, CustomListsMatrices) {
-  const Model model = Parsed("custom:4x3x2,5x6");
-  ASSERT_EQ(model.tensors.size(), 3u);
-  EXPECT_EQ(model.tensors[1].shape, (Dims{4, 3}));
-  EXPECT_EQ(model.tensors[2].shape, (Dims{5, 6}));
-  EXPECT_EQ(model.Elements(), 12 + 12 + 30);
-}
-
-TEST(Model, RefusesWhatIsNone) {
-  for (const char* name :
-       {"", "gpt3", "custom:", "custom:4", "custom:4x", "custom:4x3,", "custom:0x3", "custom:-1x3",
-        "custom:4x3x2x1", "custom:4x3x999999999", "custom:axb", "custom:4000000000x4000000000",
-        "custom:99999999999999999999x1"}) {
-    EXPECT_EQ(ParseModel(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
-  }
-}
-
-TEST(Model, BecomesARunOfOneRank) {
-  const RunSpec spec = MakeRunSpec(Parsed("tiny"), "r", Dtype::kBF16);
-  EXPECT_EQ(spec.name, "r");
-  EXPECT_EQ(spec.world_size, 1);
-  ASSERT_EQ(spec.parameters.size(), 10u);
-  EXPECT_EQ(spec.parameters[2].dtype, Dtype::kBF16);
-  EXPECT_EQ(spec.parameters[2].role, Role::kHidden);
-}
-
-TEST(Statistics, MedianAndExtremes) {
+TEST(Statistics, MedianAndSpread) {
   EXPECT_EQ(Summarize({3}).median, 3);
+  EXPECT_EQ(Summarize({3}).p90, 3);
   EXPECT_EQ(Summarize({9, 1, 2}).median, 2);
   const Summary even = Summarize({4, 1, 9, 2});
   EXPECT_EQ(even.median, 3);
   EXPECT_EQ(even.min, 1);
   EXPECT_EQ(even.max, 9);
+  EXPECT_EQ(Summarize({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}).p90, 9);
+  EXPECT_EQ(Summarize({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}).p90, 10);
+}
+
+TEST(Random, IsNearlyNormalAndNeverZero) {
+  Random random(7);
+  double sum = 0, squares = 0;
+  constexpr int kDraws = 200'000;
+  for (int i = 0; i < kDraws; ++i) {
+    const float value = random.Normal();
+    ASSERT_NE(value, 0.0f);
+    ASSERT_LT(std::abs(value), 3.5f);
+    sum += value;
+    squares += value * value;
+  }
+  EXPECT_NEAR(sum / kDraws, 0, 0.02);
+  EXPECT_NEAR(squares / kDraws, 1, 0.02);
+}
+
+TEST(Values, RoundTripsEveryDtype) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
+    Values values(3, dtype);
+    values.Poison();
+    EXPECT_FALSE(values.AllFinite());
+    for (std::size_t i = 0; i < 3; ++i) values.Set(i, 0.25f * static_cast<float>(i + 1));
+    EXPECT_TRUE(values.AllFinite());
+    EXPECT_EQ(values.At(2), 0.75f);
+    EXPECT_EQ(values.data(2) - values.data(), static_cast<std::ptrdiff_t>(2 * DtypeBytes(dtype)));
+    const std::uint32_t digest = values.Digest();
+    values.Fill(1, 1);
+    EXPECT_NE(values.Digest(), digest);
+  }
 }
 
 TEST(MemoryNeed, CountsTheDaemonOnlyWhereItIs) {
-  const Model model = Parsed("custom:1000x1000");
-  const MemoryNeed remote = EstimateMemory(model, Dtype::kBF16, false);
-  EXPECT_EQ(remote.client_bytes, 4'000'000);
-  EXPECT_EQ(remote.daemon_bytes, 0);
-  const MemoryNeed local = EstimateMemory(model, Dtype::kBF16, true);
-  EXPECT_EQ(local.client_bytes, 4'000'000);
-  EXPECT_EQ(local.daemon_bytes, 14'000'000 + 24'000'000);
+  const models::Model model = Parsed("custom:1000x1000,1000x1000:adamw");
+  const MemoryNeed remote = EstimateMemory(model, Dtype::kBF16, false, 2);
+  EXPECT_EQ(remote.client, 8'000'000);
+  EXPECT_EQ(remote.Daemon(), 0);
+  const MemoryNeed local = EstimateMemory(model, Dtype::kBF16, true, 2);
+  EXPECT_EQ(local.client, 8'000'000);
+  EXPECT_EQ(local.state, 8'000'000 + 12'000'000);
+  EXPECT_EQ(local.staging, 4'000'000);
+  EXPECT_EQ(local.scratch, 8'000'000 + 2 * 26'000'000) << "U, O; products for each thread";
   EXPECT_TRUE(IsLocalEndpoint("unix:///run/muond/muond.sock"));
   EXPECT_TRUE(IsLocalEndpoint("127.0.0.1:7070"));
   EXPECT_TRUE(IsLocalEndpoint("[::1]:7070"));
@@ -98,8 +85,8 @@ TEST(MemoryNeed, CountsTheDaemonOnlyWhereItIs) {
 }
 
 TEST(MemoryNeed, RefusesWhatDoesNotFitWithNumbers) {
-  const Model model = Parsed("7b8");
-  const MemoryNeed need = EstimateMemory(model, Dtype::kF32, true);
+  const models::Model model = Parsed("7b8");
+  const MemoryNeed need = EstimateMemory(model, Dtype::kF32, true, 2);
   const absl::Status status = CheckMemory(model, need, std::int64_t{8} << 30);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("model \"7b8\""));
@@ -108,38 +95,39 @@ TEST(MemoryNeed, RefusesWhatDoesNotFitWithNumbers) {
   EXPECT_TRUE(CheckMemory(model, need, -1).ok()) << "unknown is no refusal";
 }
 
-BenchmarkResult SomeResult() {
-  return {.daemon_version = "0.1.0",
-          .backend = "cpu",
-          .backend_description = "cpu: OpenBLAS",
-          .elements = 12,
-          .muon_matrices = 1,
-          .fallbacks = 0,
-          .phases = {{.name = "push", .bytes = 2'000'000, .seconds = {0.002, 0.001, 0.004}},
-                     {.name = "step", .bytes = 0, .seconds = {0.5}}},
-          .memcpy_bytes_per_second = 4e9};
+TEST(MemoryUse, MayExceedTheNeedByATenth) {
+  const MemoryNeed need{.state = 700 * kMiB, .staging = 200 * kMiB, .scratch = 100 * kMiB};
+  EXPECT_TRUE(MemoryWithinNeed(need, {.grown = 1100 * kMiB}));
+  EXPECT_TRUE(MemoryWithinNeed(need, {.grown = 1100 * kMiB + kMemoryFixed}));
+  EXPECT_FALSE(MemoryWithinNeed(need, {.grown = 1101 * kMiB + kMemoryFixed}));
+  EXPECT_TRUE(MemoryWithinNeed(need, {})) << "not known";
 }
 
-TEST(Report, ShowsRatesAgainstMemcpy) {
-  const BenchmarkOptions options{.model = Parsed("custom:4x3")};
-  const std::string table = ReportTable(options, SomeResult());
-  EXPECT_THAT(table, HasSubstr("push         2.00       1.00       4.00     1.00        25%\n"));
-  EXPECT_THAT(table, HasSubstr("step       500.00     500.00     500.00\n"));
+TEST(ProcessMemory, SeesWhatWasTouchedAndForgetsItOnRequest) {
+  const std::int64_t pid = getpid();
+  ASSERT_TRUE(ResetPeak(pid));
+  const std::int64_t before = PeakResidentBytes(pid);
+  { const std::vector<char> touched(static_cast<std::size_t>(64 * kMiB), 1); }
+  EXPECT_GE(PeakResidentBytes(pid), before + 60 * kMiB);
+  ASSERT_TRUE(ResetPeak(pid));
+  EXPECT_LT(PeakResidentBytes(pid), before + 32 * kMiB);
+  EXPECT_GT(ResidentBytes(pid), 0);
+  EXPECT_EQ(ResidentBytes(-1), -1);
+  EXPECT_FALSE(ResetPeak(-1));
 }
 
-TEST(Report, WritesBaseUnitsAsJson) {
-  const BenchmarkOptions options{.model = Parsed("custom:4x3")};
-  const auto json = ReportJson(options, SomeResult());
-  EXPECT_EQ(json["model"], "custom:4x3");
-  EXPECT_EQ(json["phases"]["push"]["bytes_per_second"], 1e9);
-  EXPECT_EQ(json["phases"]["push"]["seconds"].size(), 3u);
-  EXPECT_FALSE(json["phases"]["step"].contains("bytes"));
-}
-
-TEST(Memcpy, IsPlausible) {
-  const double rate = MeasureMemcpy();
-  EXPECT_GT(rate, 1e8);
-  EXPECT_LT(rate, 1e12);
+TEST(Ceilings, ArePlausible) {
+  const Ceilings ceilings = MeasureCeilings(2);
+  EXPECT_EQ(ceilings.threads, 2);
+  for (const double rate : {ceilings.memcpy_one_thread, ceilings.memcpy}) {
+    EXPECT_GT(rate, 1e8);
+    EXPECT_LT(rate, 1e13);
+  }
+  EXPECT_GT(ceilings.sgemm_flops, 1e8);
+  EXPECT_LT(ceilings.sgemm_flops, 1e15);
+  EXPECT_NE(ceilings.sgemm_library, "");
+  EXPECT_GT(ceilings.bf16_flops.value_or(1e9), 1e8);
+  EXPECT_NE(ceilings.bf16_library, "");
 }
 
 }  // namespace

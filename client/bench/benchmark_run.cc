@@ -1,85 +1,34 @@
 #include "client/bench/benchmark_run.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "client/bench/statistics.h"
+#include "client/bench/process_memory.h"
+#include "client/bench/values.h"
 #include "client/cpp/admin.h"
 #include "client/cpp/session.h"
 #include "proto/check.h"
-#include "proto/crc32c.h"
 
 namespace muond::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double kLearningRate = 1e-3;
+constexpr float kInitialScale = 0.02f;
+constexpr float kGradientScale = 1e-3f;
+constexpr std::int64_t kBareStreamBytes = std::int64_t{256} << 20;
+
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// splitmix64: fast, and any seed is good.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  // Uniform in [-1, 1).
-  float Next() {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    z ^= z >> 31;
-    return static_cast<float>(static_cast<std::int32_t>(z >> 32)) * 0x1p-31f;
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-// All tensors of the model, one after another.
-class Values {
- public:
-  Values(std::int64_t elements, Dtype dtype)
-      : dtype_(dtype), bytes_(static_cast<std::size_t>(elements) * DtypeBytes(dtype)) {}
-
-  void Fill(std::uint64_t seed, float scale) {
-    Random random(seed);
-    for (std::size_t i = 0; i < size(); ++i) {
-      const float value = random.Next() * scale;
-      if (dtype_ == Dtype::kF32) {
-        reinterpret_cast<float*>(bytes_.data())[i] = value;
-      } else {
-        reinterpret_cast<std::uint16_t*>(bytes_.data())[i] =
-            dtype_ == Dtype::kBF16 ? kernels::FloatToBF16(value) : kernels::FloatToF16(value);
-      }
-    }
-  }
-
-  float At(std::size_t i) const {
-    if (dtype_ == Dtype::kF32) return reinterpret_cast<const float*>(bytes_.data())[i];
-    const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(bytes_.data())[i];
-    return dtype_ == Dtype::kBF16 ? kernels::BF16ToFloat(bits) : kernels::F16ToFloat(bits);
-  }
-
-  bool AllFinite() const {
-    for (std::size_t i = 0; i < size(); ++i) {
-      if (!std::isfinite(At(i))) return false;
-    }
-    return true;
-  }
-
-  std::uint32_t Digest() const { return Crc32c(bytes_.data(), bytes_.size()); }
-  std::size_t size() const { return bytes_.size() / DtypeBytes(dtype_); }
-  std::byte* data() { return bytes_.data(); }
-
- private:
-  Dtype dtype_;
-  std::vector<std::byte> bytes_;
-};
 
 class Benchmark {
  public:
@@ -87,41 +36,39 @@ class Benchmark {
       : options_(options),
         gradients_(options.model.Elements(), options.dtype),
         parameters_(options.model.Elements(), options.dtype) {
-    std::int64_t offset = 0;
-    const auto width = static_cast<std::int64_t>(DtypeBytes(options.dtype));
-    for (const ModelTensor& tensor : options.model.tensors) {
-      const std::int64_t elements = Model{.name = {}, .tensors = {tensor}}.Elements();
+    std::size_t offset = 0;
+    for (const models::ModelTensor& tensor : options.model.tensors) {
       gradient_sources_.push_back({.parameter = tensor.name,
-                                   .data = gradients_.data() + offset * width,
-                                   .elements = elements,
+                                   .data = gradients_.data(offset),
+                                   .elements = tensor.Elements(),
                                    .dtype = options.dtype});
       initial_sources_.push_back(gradient_sources_.back());
-      initial_sources_.back().data = parameters_.data() + offset * width;
+      initial_sources_.back().data = parameters_.data(offset);
       sinks_.push_back({.parameter = tensor.name,
-                        .data = parameters_.data() + offset * width,
-                        .elements = elements,
+                        .data = parameters_.data(offset),
+                        .elements = tensor.Elements(),
                         .dtype = options.dtype});
       slices_[tensor.name] = {WholeBox(tensor.shape)};
-      offset += elements;
+      offset += static_cast<std::size_t>(tensor.Elements());
     }
-    const std::int64_t bytes = offset * width;
-    result_.elements = offset;
-    result_.phases = {{.name = "push", .bytes = bytes, .seconds = {}},
-                      {.name = "step", .bytes = 0, .seconds = {}},
-                      {.name = "pull", .bytes = bytes, .seconds = {}},
-                      {.name = "total", .bytes = 0, .seconds = {}}};
+    result_.elements = static_cast<std::int64_t>(offset);
+    result_.transfer_bytes = static_cast<std::int64_t>(offset * DtypeBytes(options.dtype));
+    parameters_.Fill(options.seed, kInitialScale);
+    gradients_.Fill(options.seed + 1, kGradientScale);
   }
 
   absl::StatusOr<BenchmarkResult> Run() {
-    result_.memcpy_bytes_per_second = MeasureMemcpy();
     MUOND_RETURN_IF_ERROR(AskDaemon());
+    MUOND_RETURN_IF_ERROR(MeasureMachine());
+    StartMemory();
     client::SessionOptions session;
     session.endpoint = options_.endpoint;
     session.channel = options_.channel;
     session.chunk_bytes = options_.chunk_bytes;
     MUOND_ASSIGN_OR_RETURN(
-        session_, client::Session::Open(MakeRunSpec(options_.model, options_.run, options_.dtype),
-                                        0, slices_, session));
+        session_,
+        client::Session::Open(models::MakeRunSpec(options_.model, options_.run, options_.dtype), 0,
+                              slices_, session));
     const absl::Status trained = Train();
     // The daemon must not keep a run whose trainer is gone; a failed training is the better
     // message.
@@ -132,60 +79,145 @@ class Benchmark {
   }
 
  private:
+  client::Admin MakeAdmin() const {
+    return options_.channel != nullptr ? client::Admin(options_.channel, absl::Seconds(30))
+                                       : client::Admin(options_.endpoint, absl::Seconds(30));
+  }
+
   absl::Status AskDaemon() {
-    client::Admin admin = options_.channel != nullptr
-                              ? client::Admin(options_.channel, absl::Seconds(10))
-                              : client::Admin(options_.endpoint, absl::Seconds(10));
-    MUOND_ASSIGN_OR_RETURN(const v1::StatusReply status, admin.Status());
+    MUOND_ASSIGN_OR_RETURN(const v1::StatusReply status, MakeAdmin().Status());
     result_.daemon_version = status.version();
     result_.backend = status.backend();
     result_.backend_description = status.backend_description();
+    if (IsHere()) daemon_pid_ = options_.channel != nullptr ? getpid() : status.pid();
     return absl::OkStatus();
+  }
+
+  bool IsHere() const { return options_.channel != nullptr || IsLocalEndpoint(options_.endpoint); }
+
+  absl::Status MeasureMachine() {
+    if (!options_.ceilings) return absl::OkStatus();
+    result_.ceilings = MeasureCeilings(options_.threads);
+    MUOND_RETURN_IF_ERROR(CheckStop());
+    if (options_.channel != nullptr || !options_.endpoint.starts_with("unix:") ||
+        options_.bare_stream_program.empty()) {
+      return absl::OkStatus();
+    }
+    MUOND_ASSIGN_OR_RETURN(result_.bare_stream,
+                           MeasureBareStreamOfProcess(options_.bare_stream_program,
+                                                      options_.chunk_bytes, kBareStreamBytes));
+    return CheckStop();
+  }
+
+  void StartMemory() {
+    const int cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
+    result_.memory_need = EstimateMemory(options_.model, options_.dtype, IsHere(),
+                                         options_.threads > 0 ? options_.threads : cores);
+    memory_before_ = ResidentBytes(daemon_pid_);
+    if (!ResetPeak(daemon_pid_)) memory_before_ = -1;
+  }
+
+  // What the peak has grown by since StartMemory; starts a new peak.
+  std::int64_t TakePeak() {
+    const std::int64_t peak = PeakResidentBytes(daemon_pid_);
+    const bool known = memory_before_ >= 0 && peak >= 0 && ResetPeak(daemon_pid_);
+    return known ? peak - memory_before_ : -1;
+  }
+
+  // Before the compared step: what is pulled for it is this program's.
+  absl::Status EndMemory() {
+    MUOND_ASSIGN_OR_RETURN(const v1::StatusReply status, MakeAdmin().Status(options_.run));
+    if (status.runs_size() == 1) {
+      result_.memory_use.state = status.runs(0).state_bytes();
+      result_.memory_use.staging = status.runs(0).staging_bytes();
+    }
+    result_.memory_use.grown = TakePeak();
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckStop() const {
+    if (options_.stop == nullptr || !*options_.stop) return absl::OkStatus();
+    return absl::CancelledError(
+        absl::StrFormat("interrupted after %d of %d measured steps; run \"%s\" is closed",
+                        result_.times.size(), options_.steps, options_.run));
   }
 
   absl::Status Train() {
     result_.muon_matrices = session_->routing().muon_matrices();
-    parameters_.Fill(options_.seed, 0.02f);
-    gradients_.Fill(options_.seed + 1, 1e-3f);
+    check_.emplace(options_.model, session_->routing(), &gradients_);
+    // In-process the daemon's memory is this program's.
+    if (options_.channel != nullptr && memory_before_ >= 0) memory_before_ += check_->Bytes();
     const std::uint32_t initial = parameters_.Digest();
     MUOND_ASSIGN_OR_RETURN(const bool complete, session_->Initialize(initial_sources_));
     if (!complete)
       return absl::InternalError("the run still lacks initial values after Initialize");
+    result_.memory_use.grown_initially = TakePeak();
 
-    std::memset(parameters_.data(), 0xff, parameters_.size() * DtypeBytes(options_.dtype));
-    MUOND_RETURN_IF_ERROR(Step(0.0, false));
+    parameters_.Poison();
+    MUOND_RETURN_IF_ERROR(Step(0.0).status());
     if (parameters_.Digest() != initial) {
       return absl::InternalError(
           "a step with learning rate 0 did not give back the initial values bit for bit");
     }
-    for (std::int64_t i = 1; i < options_.warmup; ++i) MUOND_RETURN_IF_ERROR(Step(1e-3, false));
-    for (std::int64_t i = 0; i < options_.steps; ++i) MUOND_RETURN_IF_ERROR(Step(1e-3, true));
+    for (std::int64_t i = 1; i < options_.warmup; ++i) {
+      MUOND_RETURN_IF_ERROR(Step(kLearningRate).status());
+    }
+    for (std::int64_t i = 0; i < options_.steps; ++i) {
+      if (options_.before_step != nullptr) MUOND_RETURN_IF_ERROR(options_.before_step());
+      MUOND_ASSIGN_OR_RETURN(const StepTimes times, Step(kLearningRate));
+      result_.times.push_back(times);
+      if (options_.after_step != nullptr) options_.after_step(times);
+    }
+    MUOND_RETURN_IF_ERROR(EndMemory());
+    MUOND_RETURN_IF_ERROR(CompareStep());
     if (!parameters_.AllFinite()) {
       return absl::InternalError("the parameters after the last step are not all finite");
     }
     if (parameters_.Digest() == initial) {
       return absl::InternalError("the parameters after the last step are still the initial ones");
     }
+    MUOND_ASSIGN_OR_RETURN(const v1::DigestReply digest, MakeAdmin().Digest(options_.run));
+    result_.digest = digest.tensor_digest();
     return absl::OkStatus();
   }
 
-  // One training step; its times are kept when `measured`.
-  absl::Status Step(double lr, bool measured) {
+  // One more step, with the sample's masters before and after it.
+  absl::Status CompareStep() {
+    MUOND_RETURN_IF_ERROR(session_->Pull(session_->next_step(), check_->Before(), true));
+    MUOND_RETURN_IF_ERROR(Step(kLearningRate).status());
+    MUOND_RETURN_IF_ERROR(session_->Pull(session_->next_step(), check_->After(), true));
+    const double lr = kLearningRate * options_.reference_lr_factor;
+    result_.samples = check_->Compare({.lr = lr}, {.lr = lr});
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepTimes> Step(double lr) {
     StepBegin begin;
     begin.step = session_->next_step();
     begin.loss_scale = session_->loss_scale();
     begin.muon["all"] = {.lr = lr};
     begin.adamw["all"] = {.lr = lr, .weight_decay = 0.01};
+    check_->BeginStep(options_.seed + 2 + static_cast<std::uint64_t>(begin.step), kGradientScale);
 
-    const Clock::time_point start = Clock::now();
+    StepTimes times{.step = begin.step};
+    MUOND_RETURN_IF_ERROR(CheckStop());
+    Clock::time_point start = Clock::now();
     MUOND_RETURN_IF_ERROR(session_->Begin(begin));
     MUOND_RETURN_IF_ERROR(session_->Push(gradient_sources_));
-    const double push = SecondsSince(start);
+    times.push = SecondsSince(start);
+    MUOND_RETURN_IF_ERROR(CheckStop());
+    start = Clock::now();
     MUOND_ASSIGN_OR_RETURN(const StepOutcome outcome, session_->Finish());
-    const double finish = SecondsSince(start);
+    times.finish = SecondsSince(start);
+    MUOND_RETURN_IF_ERROR(CheckOutcome(outcome));
+    MUOND_RETURN_IF_ERROR(CheckStop());
+    start = Clock::now();
     MUOND_RETURN_IF_ERROR(session_->Pull(outcome.version, sinks_));
-    const double total = SecondsSince(start);
+    times.pull = SecondsSince(start);
+    return times;
+  }
 
+  absl::Status CheckOutcome(const StepOutcome& outcome) {
     if (!outcome.applied) {
       return absl::InternalError(
           absl::StrFormat("step %d: expected to be applied, was skipped (%s)", outcome.step,
@@ -197,11 +229,6 @@ class Benchmark {
           outcome.step, result_.muon_matrices, outcome.newton_schulz_calls));
     }
     result_.fallbacks += outcome.newton_schulz_fallbacks;
-    if (!measured) return absl::OkStatus();
-    const double seconds[] = {push, finish - push, total - finish, total};
-    for (std::size_t i = 0; i < result_.phases.size(); ++i) {
-      result_.phases[i].seconds.push_back(seconds[i]);
-    }
     return absl::OkStatus();
   }
 
@@ -211,28 +238,21 @@ class Benchmark {
   std::vector<client::SliceSink> sinks_;
   RankSlices slices_;
   std::unique_ptr<client::Session> session_;
+  std::optional<SampleCheck> check_;
+  std::int64_t daemon_pid_ = -1;
+  std::int64_t memory_before_ = -1;
   BenchmarkResult result_;
 };
 
 }  // namespace
 
-absl::StatusOr<BenchmarkResult> RunBenchmark(const BenchmarkOptions& options) {
-  return Benchmark(options).Run();
+bool BenchmarkResult::SamplesPassed() const {
+  return std::all_of(samples.begin(), samples.end(),
+                     [](const SampleError& sample) { return sample.passed(); });
 }
 
-double MeasureMemcpy() {
-  constexpr std::size_t kBytes = std::size_t{128} << 20;  // beyond any cache
-  const std::vector<std::byte> from(kBytes, std::byte{1});
-  std::vector<std::byte> to(kBytes);
-  std::vector<double> seconds;
-  for (int i = 0; i < 5; ++i) {
-    const Clock::time_point start = Clock::now();
-    std::memcpy(to.data(), from.data(), kBytes);
-    seconds.push_back(SecondsSince(start));
-    // The copy must happen.
-    MUOND_CHECK(to[kBytes - 1 - static_cast<std::size_t>(i)] == std::byte{1}, "memcpy copied");
-  }
-  return static_cast<double>(kBytes) / Summarize(seconds).median;
+absl::StatusOr<BenchmarkResult> RunBenchmark(const BenchmarkOptions& options) {
+  return Benchmark(options).Run();
 }
 
 }  // namespace muond::bench

@@ -1,96 +1,115 @@
 // muond-bench: how fast a daemon takes gradients, steps and gives parameters back.
-#include <unistd.h>
-
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <map>
+#include <memory>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
-#include "client/bench/benchmark_run.h"
-#include "client/bench/memory_need.h"
+#include "client/bench/command_line.h"
 #include "client/bench/report.h"
+#include "server/daemon/embedded.h"
+#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/spdlog.h"
 
 namespace muond::bench {
 namespace {
 
-constexpr char kDescription[] =
-    "muond-bench - trains a synthetic model against a daemon and times push, step and pull.\n"
-    "Opens a run of its own and closes it again. Exit codes: 0 fine, 1 error, 2 usage.";
+constexpr int kError = 1, kUsage = 2, kWrongResult = 3, kInterrupted = 130;
 
-struct Arguments {
-  BenchmarkOptions options;
-  std::string model = "tiny";
-  std::string dtype = "f32";
-  std::string json;  // file; empty: none
-};
+std::atomic<bool> interrupted{false};
 
-void AddOptions(CLI::App& app, Arguments& arguments) {
-  BenchmarkOptions& options = arguments.options;
-  app.set_version_flag("--version", "muond-bench " MUOND_VERSION);
-  app.add_option("--model", arguments.model,
-                 "tiny, gpt2, llama1b, 7b8 or custom:ROWSxCOLS[xCOUNT],... [tiny]");
-  app.add_option("--dtype", arguments.dtype, "of gradients and parameters [f32]")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  app.add_option("--steps", options.steps, "measured steps [20]")
-      ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--warmup", options.warmup, "steps before them [2]")
-      ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--endpoint", options.endpoint,
-                 "unix:///path or host:port [MUOND_ENDPOINT, else 127.0.0.1:7070]");
-  app.add_option("--chunk-bytes", options.chunk_bytes, "payload of one message [1048576]")
-      ->check(CLI::Range(4096, 1 << 30));
-  app.add_option("--run", options.run, "name of the run [bench-<pid>]");
-  app.add_option("--seed", options.seed, "of gradients and initial values [1]");
-  app.add_option("--json", arguments.json, "write the result there too; - is stdout, and no table");
+// The first signal lets the benchmark close its run; a second one ends the process.
+void OnSignal(int signal) {
+  interrupted = true;
+  std::signal(signal, SIG_DFL);
 }
 
 int Fail(const absl::Status& status) {
   std::cerr << "muond-bench: " << status.message() << "\n";
-  return absl::IsInvalidArgument(status) ? 2 : 1;
+  if (absl::IsCancelled(status)) return kInterrupted;
+  return absl::IsInvalidArgument(status) ? kUsage : kError;
 }
 
-int WriteReports(const Arguments& arguments, const BenchmarkResult& result) {
-  const std::string json = ReportJson(arguments.options, result).dump(2) + "\n";
-  if (arguments.json == "-") {
+// Standard output belongs to whoever paces the steps, or to the JSON; the table goes where neither
+// is.
+int WriteReports(const CommandLine& line, const BenchmarkResult& result) {
+  const std::string json = ReportJson(line.options, result).dump(2) + "\n";
+  if (line.json == "-") {
     std::cout << json;
-    return 0;
+  } else if (!line.paced) {
+    std::cout << ReportTable(line.options, result);
   }
-  std::cout << ReportTable(arguments.options, result);
-  if (arguments.json.empty()) return 0;
-  std::ofstream file(arguments.json);
-  if (file << json << std::flush) return 0;
-  return Fail(absl::UnknownError(absl::StrFormat("cannot write \"%s\"", arguments.json)));
+  if (!line.json.empty() && line.json != "-") {
+    std::ofstream file(line.json);
+    if (!(file << json << std::flush)) {
+      return Fail(absl::UnknownError(absl::StrFormat("cannot write \"%s\"", line.json)));
+    }
+  }
+  if (!result.SamplesPassed()) {
+    std::cerr << "muond-bench: the step disagrees with the fp64 reference\n";
+    return kWrongResult;
+  }
+  if (line.memory_must_fit && !MemoryWithinNeed(result.memory_need, result.memory_use)) {
+    std::cerr << "muond-bench: the daemon held more memory than the run needs\n";
+    return kWrongResult;
+  }
+  return 0;
+}
+
+void Pace(BenchmarkOptions& options) {
+  options.before_step = [&options, told = false]() mutable {
+    if (!told) std::cout << ReadyJson(options).dump() << std::endl;
+    told = true;
+    std::string line;
+    if (std::getline(std::cin, line)) return absl::OkStatus();
+    return absl::CancelledError("standard input ended before the last step");
+  };
+  options.after_step = [](const StepTimes& times) {
+    std::cout << StepJson(times).dump() << std::endl;
+  };
+}
+
+// Other users of the machine shall not feel a model that doesn't fit.
+absl::Status CheckRoom(const CommandLine& line) {
+  const BenchmarkOptions& options = line.options;
+  const bool here = line.in_process || IsLocalEndpoint(options.endpoint);
+  return CheckMemory(options.model, EstimateMemory(options.model, options.dtype, here, 1),
+                     AvailableMemory());
 }
 
 int Main(int argc, char** argv) {
-  Arguments arguments;
-  BenchmarkOptions& options = arguments.options;
-  if (const char* endpoint = std::getenv("MUOND_ENDPOINT")) options.endpoint = endpoint;
-  options.run = absl::StrFormat("bench-%d", getpid());
-  CLI::App app(kDescription, "muond-bench");
-  AddOptions(app, arguments);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+  const char* endpoint = std::getenv("MUOND_ENDPOINT");
+  absl::StatusOr<CommandLine> line =
+      ParseCommandLine(argc, argv, endpoint == nullptr ? "" : endpoint);
+  if (!line.ok()) return Fail(line.status());
+  if (!line->text.empty()) {
+    std::cout << line->text;
+    return 0;
   }
-  if (options.endpoint.empty()) options.endpoint = "127.0.0.1:7070";
-  const std::map<std::string, Dtype> dtypes = {
-      {"f32", Dtype::kF32}, {"bf16", Dtype::kBF16}, {"f16", Dtype::kF16}};
-  options.dtype = dtypes.at(arguments.dtype);
-  absl::StatusOr<Model> model = ParseModel(arguments.model);
-  if (!model.ok()) return Fail(model.status());
-  options.model = *std::move(model);
+  if (!line->bare_stream_socket.empty()) return ServeBareStream(line->bare_stream_socket);
+  if (const absl::Status room = CheckRoom(*line); !room.ok()) return Fail(room);
 
-  const MemoryNeed need =
-      EstimateMemory(options.model, options.dtype, IsLocalEndpoint(options.endpoint));
-  const absl::Status fits = CheckMemory(options.model, need, AvailableMemory());
-  if (!fits.ok()) return Fail(fits);
+  std::signal(SIGINT, OnSignal);
+  std::signal(SIGTERM, OnSignal);
+  BenchmarkOptions& options = line->options;
+  options.stop = &interrupted;
+  options.bare_stream_program = "/proc/self/exe";
+  if (line->paced) Pace(options);
+  std::unique_ptr<Service> service;
+  if (line->in_process) {
+    // Standard output is the benchmark's.
+    spdlog::set_default_logger(spdlog::stderr_logger_mt("muond"));
+    spdlog::set_level(spdlog::level::warn);
+    auto started = Service::Start({.backend = line->backend, .threads = options.threads});
+    if (!started.ok()) return Fail(started.status());
+    service = *std::move(started);
+    options.channel = service->channel();
+  }
   const absl::StatusOr<BenchmarkResult> result = RunBenchmark(options);
-  return result.ok() ? WriteReports(arguments, *result) : Fail(result.status());
+  return result.ok() ? WriteReports(*line, *result) : Fail(result.status());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "client/bench/statistics.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "proto/check.h"
 
@@ -12,7 +13,8 @@ Summary Summarize(std::vector<double> sample) {
   const std::size_t n = sample.size();
   return {.median = (sample[(n - 1) / 2] + sample[n / 2]) / 2,
           .min = sample.front(),
-          .max = sample.back()};
+          .max = sample.back(),
+          .p90 = sample[(9 * n + 9) / 10 - 1]};
 }
 
 }  // namespace muond::bench

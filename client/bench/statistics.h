@@ -9,6 +9,7 @@ struct Summary {
   double median = 0;  // of an even number: the mean of the two in the middle
   double min = 0;
   double max = 0;
+  double p90 = 0;  // the smallest value that at least 90 % of the sample do not exceed
 };
 
 // `sample` must not be empty.

@@ -161,14 +161,11 @@ class ForeignClientTest(ProcessTest):
 
         def train(trainer):
             trainer.initialize({"w": np.zeros((2, 3), np.float32)})
-            if trainer.rank == 0:
-                opened.wait(30)  # its Begin would be refused before rank 1's values are there
-            else:
-                opened.set()
+            opened.wait(30)  # a Begin is refused before the other rank's values are there
             outcome = trainer.step(0, {"w": gradient})
             results[trainer.rank] = (outcome, trainer.pull(outcome.version)["w"])
 
-        opened = threading.Event()
+        opened = threading.Barrier(2)
         threads = [threading.Thread(target=train, args=(t,)) for t in trainers]
         for thread in threads:
             thread.start()
