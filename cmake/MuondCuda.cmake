@@ -29,6 +29,7 @@ if(NOT MUOND_CUDA STREQUAL "OFF")
     endif()
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    find_package(CUDAToolkit REQUIRED)
     set(MUOND_CUDA_FOUND ON)
     message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, "
       "architectures ${CMAKE_CUDA_ARCHITECTURES}")
@@ -48,9 +49,9 @@ if(NOT MUOND_CUDA_FOUND)
   message(STATUS "")
 endif()
 
-# muond_cuda_library(NAME SOURCES ... DEPS ...): a folder of .cu files that need nothing but the
-# CUDA toolkit. The runtime is linked statically and libcuda never, so that the program starts, and
-# can say what it lacks, on a machine without a driver.
+# muond_cuda_library(NAME SOURCES ... DEPS ...): a folder of .cu and .cc files that need nothing but
+# the CUDA toolkit and DEPS. The runtime is linked statically and libcuda never, so that the program
+# starts, and can say what it lacks, on a machine without a driver.
 function(muond_cuda_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   if(NOT MUOND_CUDA_FOUND)
@@ -66,5 +67,5 @@ function(muond_cuda_library name)
     target_compile_options(${name} PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
   endif()
-  target_link_libraries(${name} PUBLIC muond_flags ${ARG_DEPS})
+  target_link_libraries(${name} PUBLIC muond_flags CUDA::cudart_static ${ARG_DEPS})
 endfunction()

@@ -26,3 +26,12 @@ pkg_check_modules(RE2 REQUIRED IMPORTED_TARGET re2)
 add_library(muond_openblas INTERFACE)
 target_include_directories(muond_openblas SYSTEM INTERFACE ${OpenBLAS_INCLUDE_DIRS})
 target_link_libraries(muond_openblas INTERFACE ${OpenBLAS_LIBRARIES})
+
+# oneDNN by its files: the package's own config asks for OpenCL, which the CPU part does not need.
+# libdnnl runs on GNU OpenMP, whose thread count the cpu backend sets around its calls.
+find_path(MUOND_ONEDNN_INCLUDE oneapi/dnnl/dnnl.hpp REQUIRED)
+find_library(MUOND_ONEDNN_LIBRARY dnnl REQUIRED)
+find_library(MUOND_GOMP_LIBRARY NAMES libgomp.so.1 REQUIRED)
+add_library(muond_onednn INTERFACE)
+target_include_directories(muond_onednn SYSTEM INTERFACE "${MUOND_ONEDNN_INCLUDE}")
+target_link_libraries(muond_onednn INTERFACE "${MUOND_ONEDNN_LIBRARY}" "${MUOND_GOMP_LIBRARY}")

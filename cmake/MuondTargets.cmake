@@ -24,7 +24,7 @@ function(muond_program name)
   target_link_libraries(${name} PRIVATE muond_flags ${MUOND_SANITIZER_DEPS} ${ARG_DEPS})
 endfunction()
 
-# muond_test(NAME LABEL unit|conformance|cluster|e2e|gpu SOURCES ... DEPS ... [TIMEOUT seconds]):
+# muond_test(NAME LABEL unit|conformance|sim|cluster|e2e|gpu SOURCES ... DEPS ... [TIMEOUT s]):
 # a GoogleTest binary, each of its tests a ctest entry with that label.
 function(muond_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})

@@ -12,6 +12,9 @@ void* AllocateHost(std::size_t bytes);
 // Frees what AllocateHost gave; null is ignored.
 void FreeHost(void* memory);
 
+// Bytes that the kernel would still give without swapping (MemAvailable), 0 when it does not say.
+std::size_t FreeHostBytes();
+
 // Scratch that only grows. Contents are lost on growth. One thread at a time.
 class HostScratch {
  public:

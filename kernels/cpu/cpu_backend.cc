@@ -1,19 +1,20 @@
 // The cpu backend: elementwise passes over fixed blocks, Newton-Schulz over fixed tiles.
 //
-// oneTBB spreads blocks and tiles over threads; OpenBLAS runs single-threaded inside a tile. What a
-// block or tile is depends on the shape only, and partial results are combined in block order.
-#include <cblas.h>
-
+// oneTBB spreads blocks and tiles over threads; matrix products run single-threaded inside a tile.
+// What a block or tile is depends on its own tensor's shape only, and partial results are combined
+// in block order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/batch.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/newton_schulz.h"
 #include "kernels/cpu/passes.h"
-#include "kernels/cpu/products.h"
 #include "kernels/cpu/workers.h"
 #include "kernels/host_memory.h"
 
@@ -23,6 +24,8 @@ namespace {
 using cpu::BlockStats;
 using cpu::GradientBlock;
 
+constexpr std::size_t kCopyBlockBytes = std::size_t{256} * 1024;
+
 // Elements [begin, begin + elements) of `gradient`.
 GradientBlock Slice(const GradientView& gradient, double scale, std::size_t begin,
                     std::size_t elements) {
@@ -31,83 +34,137 @@ GradientBlock Slice(const GradientView& gradient, double scale, std::size_t begi
           elements};
 }
 
+cpu::RoundedBlock Slice(const RoundedCopy& rounded, std::size_t begin) {
+  if (rounded.data == nullptr) return {nullptr, rounded.dtype};
+  return {static_cast<char*>(rounded.data) + begin * DtypeBytes(rounded.dtype), rounded.dtype};
+}
+
+cpu::AdamWWeights WeightsOf(const AdamWRule& rule) {
+  const auto t = static_cast<double>(rule.t);
+  return {
+      .beta1 = rule.beta1,
+      .beta2 = rule.beta2,
+      .eps = rule.eps,
+      .decay = rule.decay,
+      .step = rule.lr / (1 - std::pow(rule.beta1, t)),
+      .v_factor = 1 / std::sqrt(1 - std::pow(rule.beta2, t)),
+  };
+}
+
+Error NoMemory(const char* what) { return Error(std::string(what) + ": no host memory left"); }
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const BackendOptions& options)
       : passes_(*cpu::SupportedPasses()[0]),
         workers_(options.threads),
-        newton_schulz_(&workers_, &passes_, options.newton_schulz_fault) {
-    cpu::UseSingleThreadedBlas();
-  }
+        products_(options.products == Products::kAuto && !cpu::HasBF16Products()
+                      ? Products::kF32
+                      : options.products),
+        newton_schulz_(&workers_, &passes_, products_, options.newton_schulz_fault) {}
 
   std::string_view name() const override { return "cpu"; }
   std::string description() const override {
-    return std::string("cpu: ") + passes_.isa + " passes, OpenBLAS for " + openblas_get_corename() +
-           ", " + std::to_string(workers_.threads()) + " threads";
+    const bool bf16 = products_ == Products::kAuto || products_ == Products::kBF16;
+    const cpu::F32Gemm& gemm =
+        products_ == Products::kOpenBlas ? cpu::OpenBlasGemm() : cpu::FastestF32Gemm();
+    return std::string("cpu: ") + passes_.isa + " passes, products in " +
+           (bf16 ? std::string(cpu::BF16InstructionSet()) + " and " : std::string()) + "fp32 by " +
+           gemm.library + ", " + std::to_string(workers_.threads()) + " threads";
   }
 
   void* Allocate(std::size_t bytes) override { return AllocateHost(bytes); }
   void Free(void* memory) override { FreeHost(memory); }
-  Error Copy(void* dst, const void* src, std::size_t bytes) override {
-    auto* to = static_cast<char*>(dst);
-    const auto* from = static_cast<const char*>(src);
-    ForEachBlock(bytes, [&](std::size_t, std::size_t begin, std::size_t n) {
-      std::memcpy(to + begin, from + begin, n);
-    });
-    return {};
-  }
+  std::size_t FreeBytes() const override { return FreeHostBytes(); }
 
-  Error Accumulate(float* acc, const void* data, Dtype dtype, std::size_t elements,
-                   bool first) override {
-    const auto* bytes = static_cast<const char*>(data);
-    ForEachBlock(elements, [&](std::size_t, std::size_t begin, std::size_t n) {
-      passes_.accumulate(acc + begin, bytes + begin * DtypeBytes(dtype), dtype, n, first);
-    });
-    return {};
-  }
-
-  Error Scan(const GradientView& gradient, GradientScan& result) override {
-    stats_.assign(BlockCount(gradient.elements), {});
-    ForEachBlock(gradient.elements, [&](std::size_t block, std::size_t begin, std::size_t n) {
-      passes_.scan_gradient(Slice(gradient, 1.0, begin, n), &stats_[block]);
-    });
-    result.nonfinite = 0;
-    result.max_abs = 0;
-    result.block_sums.clear();
-    for (const BlockStats& block : stats_) {
-      result.nonfinite += block.nonfinite;
-      result.max_abs = std::max(result.max_abs, block.max_abs);
-      result.block_sums.push_back(block.sum_squares);
+  Error Copy(std::span<const CopyJob> jobs) override {
+    try {
+      copies_.Cut(jobs, [](const CopyJob& job) { return job.bytes; });
+    } catch (const std::bad_alloc&) {
+      return NoMemory("copy");
     }
-    return {};
-  }
-
-  Error ScanState(const float* data, std::size_t elements, StateScan& result) override {
-    stats_.assign(BlockCount(elements), {});
-    ForEachBlock(elements, [&](std::size_t block, std::size_t begin, std::size_t n) {
-      passes_.scan_state(data + begin, n, &stats_[block]);
+    copies_.ForEach(workers_, [&](std::size_t i, std::size_t, std::size_t begin, std::size_t n) {
+      std::memcpy(static_cast<char*>(jobs[i].dst) + begin,
+                  static_cast<const char*>(jobs[i].src) + begin, n);
     });
-    result = Combine(0, 1);
     return {};
   }
+  Error Upload(void* dst, const void* host, std::size_t bytes) override {
+    const CopyJob job{dst, host, bytes};
+    return Copy({&job, 1});
+  }
+  Error Download(void* host, const void* src, std::size_t bytes) override {
+    const CopyJob job{host, src, bytes};
+    return Copy({&job, 1});
+  }
 
-  Error Round(void* dst, Dtype dtype, const float* src, std::size_t elements) override {
-    auto* bytes = static_cast<char*>(dst);
-    ForEachBlock(elements, [&](std::size_t, std::size_t begin, std::size_t n) {
+  Error Round(void* host, Dtype dtype, const float* src, std::size_t elements) override {
+    auto* bytes = static_cast<char*>(host);
+    ForEachBlockOf(elements, [&](std::size_t begin, std::size_t n) {
       passes_.round(bytes + begin * DtypeBytes(dtype), dtype, src + begin, n);
     });
     return {};
   }
 
-  Error Momentum(const GradientView& gradient, const MomentumRule& rule, float* m, bool write_m,
-                 float* u_out, StateScan& state) override {
-    const cpu::MomentumWeights weights{rule.form == MomentumForm::kEma, rule.nesterov, rule.beta};
-    stats_.assign(BlockCount(gradient.elements), {});
-    ForEachBlock(gradient.elements, [&](std::size_t block, std::size_t begin, std::size_t n) {
-      passes_.momentum(Slice(gradient, rule.gradient_scale, begin, n), weights, m + begin, write_m,
-                       u_out + begin, &stats_[block]);
+  Error StoreIterate(void* iterate, const float* src, std::size_t elements, double scale) override {
+    auto* dst = static_cast<float*>(iterate);
+    ForEachBlockOf(elements, [&](std::size_t begin, std::size_t n) {
+      passes_.scale(dst + begin, src + begin, scale, n);
     });
-    if (write_m) state = Combine(0, 1);
+    return {};
+  }
+
+  Error LoadIterate(float* dst, const void* iterate, std::size_t elements) override {
+    const CopyJob job{dst, iterate, elements * sizeof(float)};
+    return Copy({&job, 1});
+  }
+
+  Error Accumulate(float* acc, const void* data, Dtype dtype, std::size_t elements,
+                   bool first) override {
+    const auto* bytes = static_cast<const char*>(data);
+    ForEachBlockOf(elements, [&](std::size_t begin, std::size_t n) {
+      passes_.accumulate(acc + begin, bytes + begin * DtypeBytes(dtype), dtype, n, first);
+    });
+    return {};
+  }
+
+  Error Scan(std::span<const GradientView> gradients, std::span<GradientScan> results) override {
+    const auto elements = [](const GradientView& gradient) { return gradient.elements; };
+    const auto pass = [&](const GradientView& gradient, std::size_t begin, std::size_t n,
+                          BlockStats* stats) {
+      passes_.scan_gradient(Slice(gradient, 1.0, begin, n), stats);
+    };
+    if (Error error = ForEachBlock("scan", gradients, 1, elements, pass)) return error;
+    try {
+      for (std::size_t i = 0; i < gradients.size(); ++i) Collect(i, results[i]);
+    } catch (const std::bad_alloc&) {
+      return NoMemory("scan");
+    }
+    return {};
+  }
+
+  Error ScanState(std::span<const StateView> tensors, std::span<StateScan> results) override {
+    const auto elements = [](const StateView& tensor) { return tensor.elements; };
+    const auto pass = [&](const StateView& tensor, std::size_t begin, std::size_t n,
+                          BlockStats* stats) { passes_.scan_state(tensor.data + begin, n, stats); };
+    if (Error error = ForEachBlock("scan of state", tensors, 1, elements, pass)) return error;
+    for (std::size_t i = 0; i < tensors.size(); ++i) results[i] = Combine(i, 0, 1);
+    return {};
+  }
+
+  Error Momentum(std::span<const MomentumJob> jobs, std::span<StateScan> states) override {
+    const auto elements = [](const MomentumJob& job) { return job.gradient.elements; };
+    const auto pass = [&](const MomentumJob& job, std::size_t begin, std::size_t n,
+                          BlockStats* stats) {
+      const MomentumRule& rule = job.rule;
+      passes_.momentum(Slice(job.gradient, rule.gradient_scale, begin, n),
+                       {rule.form == MomentumForm::kEma, rule.nesterov, rule.beta, job.u_scale},
+                       job.m + begin, job.write_m, static_cast<float*>(job.u) + begin, stats);
+    };
+    if (Error error = ForEachBlock("momentum", jobs, 1, elements, pass)) return error;
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      if (jobs[i].write_m) states[i] = Combine(i, 0, 1);
+    }
     return {};
   }
 
@@ -116,33 +173,31 @@ class CpuBackend final : public Backend {
     return newton_schulz_.Run(jobs, rule, results);
   }
 
-  Error Apply(float* w, const float* o, std::size_t elements, double decay, double step,
-              StateScan& state) override {
-    stats_.assign(BlockCount(elements), {});
-    ForEachBlock(elements, [&](std::size_t block, std::size_t begin, std::size_t n) {
-      passes_.apply(w + begin, o + begin, n, decay, step, &stats_[block]);
-    });
-    state = Combine(0, 1);
+  Error Apply(std::span<const ApplyJob> jobs, std::span<StateScan> states) override {
+    const auto elements = [](const ApplyJob& job) { return job.elements; };
+    const auto pass = [&](const ApplyJob& job, std::size_t begin, std::size_t n,
+                          BlockStats* stats) {
+      passes_.apply(job.w + begin, static_cast<const float*>(job.o) + begin, n, job.decay, job.step,
+                    Slice(job.rounded, begin), stats);
+    };
+    if (Error error = ForEachBlock("apply", jobs, 1, elements, pass)) return error;
+    for (std::size_t i = 0; i < jobs.size(); ++i) states[i] = Combine(i, 0, 1);
     return {};
   }
 
-  Error AdamW(const GradientView& gradient, const AdamWRule& rule, const AdamWState& state,
-              AdamWScan& scan) override {
-    const double t = static_cast<double>(rule.t);
-    const cpu::AdamWWeights weights{
-        .beta1 = rule.beta1,
-        .beta2 = rule.beta2,
-        .eps = rule.eps,
-        .decay = rule.decay,
-        .step = rule.lr / (1 - std::pow(rule.beta1, t)),
-        .v_factor = 1 / std::sqrt(1 - std::pow(rule.beta2, t)),
+  Error AdamW(std::span<const AdamWJob> jobs, std::span<AdamWScan> scans) override {
+    const auto elements = [](const AdamWJob& job) { return job.gradient.elements; };
+    const auto pass = [&](const AdamWJob& job, std::size_t begin, std::size_t n,
+                          BlockStats* stats) {
+      const AdamWState& state = job.state;
+      passes_.adamw(Slice(job.gradient, job.rule.gradient_scale, begin, n), WeightsOf(job.rule),
+                    state.w + begin, state.exp_avg + begin, state.exp_avg_sq + begin,
+                    Slice(job.rounded, begin), stats);
     };
-    stats_.assign(3 * BlockCount(gradient.elements), {});
-    ForEachBlock(gradient.elements, [&](std::size_t block, std::size_t begin, std::size_t n) {
-      passes_.adamw(Slice(gradient, rule.gradient_scale, begin, n), weights, state.w + begin,
-                    state.exp_avg + begin, state.exp_avg_sq + begin, &stats_[3 * block]);
-    });
-    scan = {Combine(0, 3), Combine(1, 3), Combine(2, 3)};
+    if (Error error = ForEachBlock("adamw", jobs, 3, elements, pass)) return error;
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      scans[i] = {Combine(i, 0, 3), Combine(i, 1, 3), Combine(i, 2, 3)};
+    }
     return {};
   }
 
@@ -151,35 +206,71 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  // body(block, begin, elements) for every block of kBlockElements.
+  // pass(job, begin, elements, stats) for every block of every job; `stats` has room for
+  // stats_per_block entries, which Combine finds again.
+  template <typename Job, typename Elements, typename Pass>
+  Error ForEachBlock(const char* what, std::span<const Job> jobs, std::size_t stats_per_block,
+                     const Elements& elements, const Pass& pass) {
+    try {
+      blocks_.Cut(jobs, elements);
+      if (stats_.size() < blocks_.blocks() * stats_per_block) {
+        stats_.resize(blocks_.blocks() * stats_per_block);
+      }
+    } catch (const std::bad_alloc&) {
+      return NoMemory(what);
+    }
+    blocks_.ForEach(workers_,
+                    [&](std::size_t i, std::size_t block, std::size_t begin, std::size_t n) {
+                      pass(jobs[i], begin, n, &stats_[block * stats_per_block]);
+                    });
+    return {};
+  }
+
+  // body(begin, elements) for every block of one tensor.
   template <typename Body>
-  void ForEachBlock(std::size_t elements, const Body& body) {
+  void ForEachBlockOf(std::size_t elements, const Body& body) {
     workers_.ForEach(BlockCount(elements), [&](std::size_t block) {
       const std::size_t begin = block * kBlockElements;
-      body(block, begin, std::min(kBlockElements, elements - begin));
+      body(begin, std::min(kBlockElements, elements - begin));
     });
   }
 
-  // The statistics at first, first + stride, ..., in block order.
-  StateScan Combine(std::size_t first, std::size_t stride) const {
+  // Statistic number `which` of tensor `job`, over its blocks in order.
+  StateScan Combine(std::size_t job, std::size_t which, std::size_t stats_per_block) const {
     StateScan total;
-    for (std::size_t i = first; i < stats_.size(); i += stride) {
-      total.nonfinite += stats_[i].nonfinite;
-      total.max_abs = std::max(total.max_abs, stats_[i].max_abs);
-      total.sum_squares += stats_[i].sum_squares;
+    for (std::size_t block = blocks_.First(job); block < blocks_.First(job + 1); ++block) {
+      const BlockStats& stats = stats_[block * stats_per_block + which];
+      total.nonfinite += stats.nonfinite;
+      total.max_abs = std::max(total.max_abs, stats.max_abs);
+      total.sum_squares += stats.sum_squares;
     }
     return total;
   }
 
+  void Collect(std::size_t job, GradientScan& result) const {
+    const StateScan total = Combine(job, 0, 1);
+    result.nonfinite = total.nonfinite;
+    result.max_abs = total.max_abs;
+    result.block_sums.resize(blocks_.First(job + 1) - blocks_.First(job));
+    for (std::size_t i = 0; i < result.block_sums.size(); ++i) {
+      result.block_sums[i] = stats_[blocks_.First(job) + i].sum_squares;
+    }
+  }
+
   const cpu::Passes& passes_;
   cpu::Workers workers_;
+  Products products_;
   cpu::NewtonSchulzSolver newton_schulz_;
-  std::vector<BlockStats> stats_;  // kept between calls, so that a step allocates nothing
+  // Kept between calls, so that a step allocates nothing.
+  cpu::BlockBatch blocks_{kBlockElements};
+  cpu::BlockBatch copies_{kCopyBlockBytes};
+  std::vector<BlockStats> stats_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> MakeCpuBackend(const BackendOptions& options) {
+  if (options.products == Products::kBF16 && !cpu::HasBF16Products()) return nullptr;
   return std::make_unique<CpuBackend>(options);
 }
 

@@ -31,11 +31,19 @@ struct GradientBlock {
   std::size_t elements;
 };
 
-// M <- M + (1 - beta)(G - M) where `ema`, else M <- beta M + G; U from the new M.
+// M <- M + (1 - beta)(G - M) where `ema`, else M <- beta M + G; U from the new M, times u_scale, a
+// power of two.
 struct MomentumWeights {
   bool ema;
   bool nesterov;
   double beta;
+  double u_scale;
+};
+
+// Where the block's new weights also go, rounded to nearest even; null: nowhere.
+struct RoundedBlock {
+  void* data;
+  Dtype dtype;
 };
 
 // W <- decay W - step m / (sqrt(v) v_factor + eps), with the new m and v.
@@ -55,12 +63,15 @@ struct Passes {
   void (*momentum)(const GradientBlock& gradient, const MomentumWeights& weights, float* m,
                    bool write_m, float* u, BlockStats* stats);
   void (*apply)(float* w, const float* o, std::size_t elements, double decay, double step,
-                BlockStats* stats);
+                RoundedBlock rounded, BlockStats* stats);
   // stats[0..2] are those of the new w, m and v.
   void (*adamw)(const GradientBlock& gradient, const AdamWWeights& weights, float* w, float* m,
-                float* v, BlockStats* stats);
+                float* v, RoundedBlock rounded, BlockStats* stats);
   // dst[i] = src[i] * factor, the product in fp64. dst may be src.
   void (*scale)(float* dst, const float* src, double factor, std::size_t elements);
+  // dst (cols x rows) = src^T (rows x cols), not overlapping; strides in floats between rows.
+  void (*transpose)(const float* src, std::int64_t src_stride, std::int64_t rows, std::int64_t cols,
+                    float* dst, std::int64_t dst_stride);
 };
 
 // The tables that this processor can run, fastest first; the last one runs on any x86-64. The list

@@ -6,6 +6,9 @@
 // this instruction set and the linker might keep that copy for the whole program.
 #include "kernels/cpu/passes.h"
 
+#include "kernels/cpu/observer_impl.h"
+#include "kernels/cpu/transpose_impl.h"
+
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -14,76 +17,14 @@ namespace muond::kernels::cpu {
 namespace {
 
 constexpr std::size_t kTile = 512;
-constexpr std::size_t kLanes = 16;
-static_assert(kTile % kLanes == 0, "a tile must not move an element to another lane");
+// What is only read needs no tile; the end of a longer piece costs less.
+constexpr std::size_t kStream = 8192;
+static_assert(kTile % kLanes == 0 && kStream % kTile == 0,
+              "a tile must not move an element to another lane");
 
-constexpr std::int32_t kInfinityBits = 0x7f800000;
-
-// Trainers' buffers may begin at any byte.
-typedef std::uint16_t UnalignedHalf __attribute__((aligned(1), may_alias));
 typedef float UnalignedFloat __attribute__((aligned(1), may_alias));
 
 std::size_t Min(std::size_t a, std::size_t b) { return a < b ? a : b; }
-
-// Statistics of a block, fed tile by tile.
-class Observer {
- public:
-  void Observe(const float* __restrict x, std::size_t n) {
-    // Bits of |x| order like |x| itself, and integer counts and maxima do not depend on the order.
-    std::int32_t nonfinite = 0;
-    std::int32_t max_bits = max_bits_;
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::int32_t bits = __builtin_bit_cast(std::int32_t, x[i]) & 0x7fffffff;
-      const std::int32_t finite_bits = bits < kInfinityBits ? bits : 0;
-      nonfinite += bits < kInfinityBits ? 0 : 1;
-      max_bits = finite_bits > max_bits ? finite_bits : max_bits;
-    }
-    max_bits_ = max_bits;
-    if (nonfinite > 0) {
-      nonfinite_ += static_cast<std::uint64_t>(nonfinite);
-      AddFiniteSquares(x, n);
-      return;
-    }
-    double lanes[kLanes];
-    for (std::size_t l = 0; l < kLanes; ++l) lanes[l] = lanes_[l];
-    const std::size_t whole = n / kLanes * kLanes;
-    for (std::size_t i = 0; i < whole; i += kLanes) {
-      for (std::size_t l = 0; l < kLanes; ++l) {
-        const double value = x[i + l];
-        lanes[l] += value * value;
-      }
-    }
-    for (std::size_t i = whole; i < n; ++i) {
-      const double value = x[i];
-      lanes[i - whole] += value * value;
-    }
-    for (std::size_t l = 0; l < kLanes; ++l) lanes_[l] = lanes[l];
-  }
-
-  void Finish(BlockStats* stats) const {
-    double sums[kLanes];
-    for (std::size_t l = 0; l < kLanes; ++l) sums[l] = lanes_[l];
-    for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
-      for (std::size_t l = 0; l < width; ++l) sums[l] += sums[l + width];
-    }
-    stats->nonfinite = nonfinite_;
-    stats->max_abs = static_cast<double>(__builtin_bit_cast(float, max_bits_));
-    stats->sum_squares = sums[0];
-  }
-
- private:
-  void AddFiniteSquares(const float* x, std::size_t n) {
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::int32_t bits = __builtin_bit_cast(std::int32_t, x[i]) & 0x7fffffff;
-      const double value = bits < kInfinityBits ? static_cast<double>(x[i]) : 0.0;
-      lanes_[i % kLanes] += value * value;
-    }
-  }
-
-  std::uint64_t nonfinite_ = 0;
-  std::int32_t max_bits_ = 0;
-  double lanes_[kLanes] = {};
-};
 
 // The branch-free forms of tensor.cc's conversions.
 float WidenF16(std::uint16_t half) {
@@ -184,21 +125,40 @@ void Accumulate(float* acc, const void* data, Dtype dtype, std::size_t elements,
   }
 }
 
-void ScanGradient(const GradientBlock& gradient, BlockStats* stats) {
+void ScanTiles(const GradientBlock& gradient, std::size_t begin, std::size_t end,
+               Observer& observer) {
   float tile[kTile];
-  Observer observer;
-  for (std::size_t begin = 0; begin < gradient.elements; begin += kTile) {
-    const std::size_t n = Min(kTile, gradient.elements - begin);
+  for (; begin < end; begin += kTile) {
+    const std::size_t n = Min(kTile, end - begin);
     LoadGradient(tile, gradient, begin, n);
     observer.Observe(tile, n);
+  }
+}
+
+void ScanGradient(const GradientBlock& gradient, BlockStats* stats) {
+  Observer observer;
+  for (std::size_t begin = 0; begin < gradient.elements; begin += kStream) {
+    const std::size_t n = Min(kStream, gradient.elements - begin);
+    if (gradient.dtype == Dtype::kF32) {
+      observer.ObserveStream(static_cast<const float*>(gradient.data) + begin, n, gradient.unscale);
+      continue;
+    }
+#if defined(__AVX512BW__)
+    if (gradient.dtype == Dtype::kBF16 &&
+        observer.ObserveBF16(static_cast<const UnalignedHalf*>(gradient.data) + begin, n,
+                             gradient.unscale)) {
+      continue;
+    }
+#endif
+    ScanTiles(gradient, begin, begin + n, observer);
   }
   observer.Finish(stats);
 }
 
 void ScanState(const float* data, std::size_t elements, BlockStats* stats) {
   Observer observer;
-  for (std::size_t begin = 0; begin < elements; begin += kTile) {
-    observer.Observe(data + begin, Min(kTile, elements - begin));
+  for (std::size_t begin = 0; begin < elements; begin += kStream) {
+    observer.ObserveStream(data + begin, Min(kStream, elements - begin), 1.0f);
   }
   observer.Finish(stats);
 }
@@ -219,14 +179,19 @@ void Round(void* dst, Dtype dtype, const float* src, std::size_t elements) {
 
 template <bool kEma, bool kNesterov>
 void MomentumTile(const float* __restrict g, const float* __restrict m, float* __restrict new_m,
-                  float* __restrict u, std::size_t n, double scale, double beta) {
+                  float* __restrict u, std::size_t n, double scale,
+                  const MomentumWeights& weights) {
+  const double beta = weights.beta;
   const double rest = 1 - beta;
+  // Factors of a power of two change no rounding, wherever they stand.
+  const double u_gradient = (kEma ? rest : 1.0) * weights.u_scale;
+  const double u_momentum = (kNesterov ? beta : 1.0) * weights.u_scale;
   for (std::size_t i = 0; i < n; ++i) {
     const double gi = g[i] * scale;
     const double mi = m[i];
     const float next = static_cast<float>(kEma ? mi + rest * (gi - mi) : beta * mi + gi);
     new_m[i] = next;
-    u[i] = kNesterov ? static_cast<float>((kEma ? rest * gi : gi) + beta * next) : next;
+    u[i] = static_cast<float>(kNesterov ? u_gradient * gi + u_momentum * next : u_momentum * next);
   }
 }
 
@@ -241,7 +206,7 @@ void Momentum(const GradientBlock& gradient, const MomentumWeights& weights, flo
   for (std::size_t begin = 0; begin < gradient.elements; begin += kTile) {
     const std::size_t n = Min(kTile, gradient.elements - begin);
     LoadGradient(g, gradient, begin, n);
-    tile_pass(g, m + begin, new_m, u + begin, n, gradient.scale, weights.beta);
+    tile_pass(g, m + begin, new_m, u + begin, n, gradient.scale, weights);
     if (!write_m) continue;
     __builtin_memcpy(m + begin, new_m, n * sizeof(float));
     observer.Observe(new_m, n);
@@ -249,8 +214,15 @@ void Momentum(const GradientBlock& gradient, const MomentumWeights& weights, flo
   if (write_m) observer.Finish(stats);
 }
 
+// The new weights of one tile, from the first-level cache.
+void RoundTile(const RoundedBlock& rounded, const float* w, std::size_t begin, std::size_t n) {
+  if (rounded.data == nullptr) return;
+  const std::size_t bytes = rounded.dtype == Dtype::kF32 ? 4 : 2;
+  Round(static_cast<char*>(rounded.data) + begin * bytes, rounded.dtype, w, n);
+}
+
 void Apply(float* w, const float* o, std::size_t elements, double decay, double step,
-           BlockStats* stats) {
+           RoundedBlock rounded, BlockStats* stats) {
   Observer observer;
   for (std::size_t begin = 0; begin < elements; begin += kTile) {
     const std::size_t n = Min(kTile, elements - begin);
@@ -260,6 +232,7 @@ void Apply(float* w, const float* o, std::size_t elements, double decay, double 
       wt[i] = static_cast<float>(decay * wt[i] - step * ot[i]);
     }
     observer.Observe(wt, n);
+    RoundTile(rounded, wt, begin, n);
   }
   observer.Finish(stats);
 }
@@ -273,7 +246,8 @@ void AdamWTile(const float* __restrict g, double scale, const AdamWWeights& weig
     const double gi = g[i] * scale;
     const float mi = static_cast<float>(k.beta1 * m[i] + rest1 * gi);
     const float vi = static_cast<float>(k.beta2 * v[i] + (rest2 * gi) * gi);
-    const double denominator = __builtin_sqrt(static_cast<double>(vi)) * k.v_factor + k.eps;
+    // Every processor rounds an fp32 root correctly, at a quarter of the cost of one in fp64.
+    const double denominator = static_cast<double>(__builtin_sqrtf(vi)) * k.v_factor + k.eps;
     w[i] = static_cast<float>(k.decay * w[i] - k.step * mi / denominator);
     m[i] = mi;
     v[i] = vi;
@@ -281,7 +255,7 @@ void AdamWTile(const float* __restrict g, double scale, const AdamWWeights& weig
 }
 
 void AdamW(const GradientBlock& gradient, const AdamWWeights& weights, float* w, float* m, float* v,
-           BlockStats* stats) {
+           RoundedBlock rounded, BlockStats* stats) {
   float g[kTile];
   Observer w_observer, m_observer, v_observer;
   for (std::size_t begin = 0; begin < gradient.elements; begin += kTile) {
@@ -291,6 +265,7 @@ void AdamW(const GradientBlock& gradient, const AdamWWeights& weights, float* w,
     w_observer.Observe(w + begin, n);
     m_observer.Observe(m + begin, n);
     v_observer.Observe(v + begin, n);
+    RoundTile(rounded, w + begin, begin, n);
   }
   w_observer.Finish(&stats[0]);
   m_observer.Finish(&stats[1]);
@@ -301,11 +276,26 @@ void Scale(float* dst, const float* src, double factor, std::size_t elements) {
   for (std::size_t i = 0; i < elements; ++i) dst[i] = static_cast<float>(src[i] * factor);
 }
 
+// Rows of one register.
+#if defined(__AVX512F__)
+using TransposeRow = F32x16;
+#elif defined(__AVX2__)
+using TransposeRow = F32x8;
+#else
+using TransposeRow = F32x4;
+#endif
+
+void Transpose(const float* src, std::int64_t src_stride, std::int64_t rows, std::int64_t cols,
+               float* dst, std::int64_t dst_stride) {
+  TransposeAny<TransposeRow>(src, src_stride, rows, cols, dst, dst_stride);
+}
+
 }  // namespace
 
 extern const Passes MUOND_PASSES_TABLE;
 const Passes MUOND_PASSES_TABLE = {
-    MUOND_PASSES_ISA, Accumulate, ScanGradient, ScanState, Round, Momentum, Apply, AdamW, Scale,
+    MUOND_PASSES_ISA, Accumulate, ScanGradient, ScanState, Round,
+    Momentum,         Apply,      AdamW,        Scale,     Transpose,
 };
 
 }  // namespace muond::kernels::cpu

@@ -1,11 +1,13 @@
-// The two matrix products of Newton-Schulz, cut into fixed output tiles over single-threaded BLAS.
+// The matrix products of Newton-Schulz in fp32, cut into fixed output tiles.
 //
 // Matrices are dense, row-major, fp32. A tile's bits depend on the shape only, never on the number
-// of threads: OpenBLAS's own threading would cut the sums differently with the core count.
+// of threads.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/passes.h"
 #include "kernels/cpu/workers.h"
 
 namespace muond::kernels::cpu {
@@ -23,16 +25,15 @@ struct SymmetricProduct {
   const float* d = nullptr;
   float diagonal = 0;
 };
-void Multiply(const Loop& loop, const SymmetricProduct& product, float* c);
+void Multiply(const Loop& loop, const F32Gemm& gemm, const Passes& passes,
+              const SymmetricProduct& product, float* c);
 
 // Y = A X. A: m x m; X, Y: m x n, not overlapping.
-void Multiply(const Loop& loop, const float* a, const float* x, std::int64_t m, std::int64_t n,
-              float* y);
+void Multiply(const Loop& loop, const F32Gemm& gemm, const float* a, const float* x, std::int64_t m,
+              std::int64_t n, float* y);
 
 // dst = src^T. src: m x n, dst: n x m, not overlapping.
-void Transpose(const Loop& loop, const float* src, std::int64_t m, std::int64_t n, float* dst);
-
-// One thread per BLAS call, in the whole process: the tiles are what runs in parallel. Idempotent.
-void UseSingleThreadedBlas();
+void Transpose(const Loop& loop, const Passes& passes, const float* src, std::int64_t m,
+               std::int64_t n, float* dst);
 
 }  // namespace muond::kernels::cpu

@@ -4,11 +4,15 @@
 // results do not depend on who ran what.
 #pragma once
 
+#include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 
@@ -36,6 +40,39 @@ class Workers {
       return;
     }
     arena_.execute([&] { tbb::parallel_for(std::size_t{0}, count, body); });
+  }
+
+  // ForEach for bodies that take long: each is handed out by itself, the first ones first.
+  template <typename Body>
+  void ForEachTask(std::size_t count, const Body& body) {
+    if (count <= 1 || threads_ == 1) {
+      for (std::size_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    std::atomic<std::size_t> next{0};
+    arena_.execute([&] {
+      tbb::parallel_for(
+          std::size_t{0}, std::min(count, static_cast<std::size_t>(threads_)),
+          [&](std::size_t) {
+            for (std::size_t i = next++; i < count; i = next++) body(i);
+          },
+          tbb::simple_partitioner());
+    });
+  }
+
+  // body(first, last) over ranges that cover [0, count) once, in any order and at the same time.
+  template <typename Body>
+  void ForEachRange(std::size_t count, const Body& body) {
+    if (count == 0) return;
+    if (count == 1 || threads_ == 1) {
+      body(std::size_t{0}, count);
+      return;
+    }
+    arena_.execute([&] {
+      tbb::parallel_for(
+          tbb::blocked_range<std::size_t>(0, count),
+          [&](const tbb::blocked_range<std::size_t>& range) { body(range.begin(), range.end()); });
+    });
   }
 
   // Inside ForEach: which thread this is, below threads(), different for threads at work together.

@@ -25,11 +25,12 @@ struct Matrix {
 Matrix WideView(const MatrixJob& job) {
   const auto rows = static_cast<std::size_t>(job.rows);
   const auto cols = static_cast<std::size_t>(job.cols);
+  const auto* u = static_cast<const float*>(job.u);
   const bool transposed = rows > cols;
   Matrix x(std::min(rows, cols), std::max(rows, cols));
   for (std::size_t i = 0; i < rows; ++i) {
     for (std::size_t j = 0; j < cols; ++j) {
-      (transposed ? x.at(j, i) : x.at(i, j)) = job.u[i * cols + j];
+      (transposed ? x.at(j, i) : x.at(i, j)) = u[i * cols + j];
     }
   }
   return x;
@@ -81,15 +82,16 @@ double SumSquares(const Matrix& x) {
 
 NewtonSchulzResult NewtonSchulz(const MatrixJob& job, const NewtonSchulzRule& rule) {
   NewtonSchulzResult result;
+  auto* o = static_cast<float*>(job.o);
   Matrix x = WideView(job);
   // fp64 holds the square of any fp32 number, so no scaling by max |U| is needed first.
   const double norm = std::sqrt(SumSquares(x));
   if (norm == 0) {
-    std::fill_n(job.o, x.data.size(), 0.0f);
+    std::fill_n(o, x.data.size(), 0.0f);
     result.zero_input = true;
     return result;
   }
-  const double divisor = std::max(norm, rule.norm_floor);
+  const double divisor = std::max(norm, rule.norm_floor * job.u_scale);
   for (double& value : x.data) value /= divisor;
   for (const NewtonSchulzStep& step : rule.steps) x = Step(x, step);
 
@@ -100,7 +102,7 @@ NewtonSchulzResult NewtonSchulz(const MatrixJob& job, const NewtonSchulzRule& ru
   const auto cols = static_cast<std::size_t>(job.cols);
   for (std::size_t i = 0; i < static_cast<std::size_t>(job.rows); ++i) {
     for (std::size_t j = 0; j < cols; ++j) {
-      job.o[i * cols + j] = static_cast<float>(transposed ? x.at(j, i) : x.at(i, j));
+      o[i * cols + j] = static_cast<float>(transposed ? x.at(j, i) : x.at(i, j));
     }
   }
   return result;

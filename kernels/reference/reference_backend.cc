@@ -41,6 +41,96 @@ void Observe(float value, StateScan& scan) {
   scan.sum_squares += magnitude * magnitude;
 }
 
+// Element i of `data`, rounded to nearest even; at any address.
+void Store(void* data, Dtype dtype, std::size_t i, float value) {
+  auto* bytes = static_cast<unsigned char*>(data);
+  if (dtype == Dtype::kF32) {
+    std::memcpy(bytes + i * sizeof(value), &value, sizeof(value));
+    return;
+  }
+  const std::uint16_t bits = dtype == Dtype::kBF16 ? FloatToBF16(value) : FloatToF16(value);
+  std::memcpy(bytes + i * sizeof(bits), &bits, sizeof(bits));
+}
+
+void Store(const RoundedCopy& rounded, std::size_t i, float value) {
+  if (rounded.data != nullptr) Store(rounded.data, rounded.dtype, i, value);
+}
+
+GradientScan ScanOf(const GradientView& gradient) {
+  GradientScan result;
+  for (std::size_t begin = 0; begin < gradient.elements; begin += kBlockElements) {
+    StateScan block;
+    const std::size_t end = std::min(gradient.elements, begin + kBlockElements);
+    for (std::size_t i = begin; i < end; ++i) Observe(Load(gradient, i), block);
+    result.nonfinite += block.nonfinite;
+    result.max_abs = std::max(result.max_abs, block.max_abs);
+    result.block_sums.push_back(block.sum_squares);
+  }
+  return result;
+}
+
+StateScan ScanOf(const StateView& state) {
+  StateScan scan;
+  for (std::size_t i = 0; i < state.elements; ++i) Observe(state.data[i], scan);
+  return scan;
+}
+
+// Describes the new M, or, where that is not written, what it would be.
+StateScan UpdateMomentum(const MomentumJob& job) {
+  StateScan scan;
+  auto* u = static_cast<float*>(job.u);
+  const MomentumRule& rule = job.rule;
+  const bool ema = rule.form == MomentumForm::kEma;
+  for (std::size_t i = 0; i < job.gradient.elements; ++i) {
+    const double g = Load(job.gradient, i) * rule.gradient_scale;
+    const double old_m = job.m[i];
+    const float new_m =
+        static_cast<float>(ema ? old_m + (1 - rule.beta) * (g - old_m) : rule.beta * old_m + g);
+    const double g_weight = ema ? 1 - rule.beta : 1;
+    u[i] = rule.nesterov ? static_cast<float>(g_weight * g + rule.beta * new_m) : new_m;
+    u[i] = static_cast<float>(u[i] * job.u_scale);
+    if (job.write_m) job.m[i] = new_m;
+    Observe(new_m, scan);
+  }
+  return scan;
+}
+
+StateScan ApplyUpdate(const ApplyJob& job) {
+  StateScan scan;
+  const auto* o = static_cast<const float*>(job.o);
+  for (std::size_t i = 0; i < job.elements; ++i) {
+    job.w[i] = static_cast<float>(job.decay * job.w[i] - job.step * o[i]);
+    Store(job.rounded, i, job.w[i]);
+    Observe(job.w[i], scan);
+  }
+  return scan;
+}
+
+AdamWScan StepAdamW(const AdamWJob& job) {
+  AdamWScan scan;
+  const AdamWRule& rule = job.rule;
+  const AdamWState& state = job.state;
+  const double t = static_cast<double>(rule.t);
+  const double step = rule.lr / (1 - std::pow(rule.beta1, t));
+  const double v_factor = 1 / std::sqrt(1 - std::pow(rule.beta2, t));
+  for (std::size_t i = 0; i < job.gradient.elements; ++i) {
+    const double g = Load(job.gradient, i) * rule.gradient_scale;
+    const float m = static_cast<float>(rule.beta1 * state.exp_avg[i] + (1 - rule.beta1) * g);
+    const float v =
+        static_cast<float>(rule.beta2 * state.exp_avg_sq[i] + ((1 - rule.beta2) * g) * g);
+    const double denominator = std::sqrt(static_cast<double>(v)) * v_factor + rule.eps;
+    const float w = static_cast<float>(rule.decay * state.w[i] - step * m / denominator);
+    state.exp_avg[i] = m;
+    state.exp_avg_sq[i] = v;
+    state.w[i] = w;
+    Store(job.rounded, i, w);
+    Observe(w, scan.weight);
+    Observe(m, scan.exp_avg);
+    Observe(v, scan.exp_avg_sq);
+  }
+  return scan;
+}
+
 class ReferenceBackend final : public Backend {
  public:
   std::string_view name() const override { return "reference"; }
@@ -48,9 +138,33 @@ class ReferenceBackend final : public Backend {
 
   void* Allocate(std::size_t bytes) override { return AllocateHost(bytes); }
   void Free(void* memory) override { FreeHost(memory); }
-  Error Copy(void* dst, const void* src, std::size_t bytes) override {
-    if (bytes > 0) std::memcpy(dst, src, bytes);
+
+  Error Copy(std::span<const CopyJob> jobs) override {
+    for (const CopyJob& job : jobs) {
+      if (job.bytes > 0) std::memcpy(job.dst, job.src, job.bytes);
+    }
     return {};
+  }
+  Error Upload(void* dst, const void* host, std::size_t bytes) override {
+    const CopyJob job{dst, host, bytes};
+    return Copy({&job, 1});
+  }
+  Error Download(void* host, const void* src, std::size_t bytes) override {
+    const CopyJob job{host, src, bytes};
+    return Copy({&job, 1});
+  }
+  Error Round(void* host, Dtype dtype, const float* src, std::size_t elements) override {
+    for (std::size_t i = 0; i < elements; ++i) Store(host, dtype, i, src[i]);
+    return {};
+  }
+  Error StoreIterate(void* iterate, const float* src, std::size_t elements,
+                     double scale) override {
+    auto* to = static_cast<float*>(iterate);
+    for (std::size_t i = 0; i < elements; ++i) to[i] = static_cast<float>(src[i] * scale);
+    return {};
+  }
+  Error LoadIterate(float* dst, const void* iterate, std::size_t elements) override {
+    return Download(dst, iterate, elements * sizeof(float));
   }
 
   Error Accumulate(float* acc, const void* data, Dtype dtype, std::size_t elements,
@@ -61,57 +175,22 @@ class ReferenceBackend final : public Backend {
     }
     return {};
   }
+  Error Scan(std::span<const GradientView> gradients, std::span<GradientScan> results) override {
+    for (std::size_t i = 0; i < gradients.size(); ++i) results[i] = ScanOf(gradients[i]);
+    return {};
+  }
 
-  Error Scan(const GradientView& gradient, GradientScan& result) override {
-    result = {};
-    for (std::size_t begin = 0; begin < gradient.elements; begin += kBlockElements) {
-      StateScan block;
-      const std::size_t end = std::min(gradient.elements, begin + kBlockElements);
-      for (std::size_t i = begin; i < end; ++i) Observe(Load(gradient, i), block);
-      result.nonfinite += block.nonfinite;
-      result.max_abs = std::max(result.max_abs, block.max_abs);
-      result.block_sums.push_back(block.sum_squares);
+  Error ScanState(std::span<const StateView> tensors, std::span<StateScan> results) override {
+    for (std::size_t i = 0; i < tensors.size(); ++i) results[i] = ScanOf(tensors[i]);
+    return {};
+  }
+  Error Momentum(std::span<const MomentumJob> jobs, std::span<StateScan> states) override {
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      const StateScan scan = UpdateMomentum(jobs[i]);
+      if (jobs[i].write_m) states[i] = scan;
     }
     return {};
   }
-
-  Error ScanState(const float* data, std::size_t elements, StateScan& result) override {
-    result = {};
-    for (std::size_t i = 0; i < elements; ++i) Observe(data[i], result);
-    return {};
-  }
-
-  Error Round(void* dst, Dtype dtype, const float* src, std::size_t elements) override {
-    auto* bytes = static_cast<unsigned char*>(dst);
-    for (std::size_t i = 0; i < elements; ++i) {
-      if (dtype == Dtype::kF32) {
-        std::memcpy(bytes + i * sizeof(float), &src[i], sizeof(float));
-        continue;
-      }
-      const std::uint16_t bits = dtype == Dtype::kBF16 ? FloatToBF16(src[i]) : FloatToF16(src[i]);
-      std::memcpy(bytes + i * sizeof(bits), &bits, sizeof(bits));
-    }
-    return {};
-  }
-
-  Error Momentum(const GradientView& gradient, const MomentumRule& rule, float* m, bool write_m,
-                 float* u_out, StateScan& state) override {
-    if (write_m) state = {};
-    const bool ema = rule.form == MomentumForm::kEma;
-    for (std::size_t i = 0; i < gradient.elements; ++i) {
-      const double g = Load(gradient, i) * rule.gradient_scale;
-      const double old_m = m[i];
-      const float new_m =
-          static_cast<float>(ema ? old_m + (1 - rule.beta) * (g - old_m) : rule.beta * old_m + g);
-      const double g_weight = ema ? 1 - rule.beta : 1;
-      u_out[i] = rule.nesterov ? static_cast<float>(g_weight * g + rule.beta * new_m) : new_m;
-      if (!write_m) continue;
-      m[i] = new_m;
-      Observe(new_m, state);
-    }
-    return {};
-  }
-
   Error NewtonSchulz(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,
                      std::span<NewtonSchulzResult> results) override {
     try {
@@ -123,37 +202,12 @@ class ReferenceBackend final : public Backend {
     }
     return {};
   }
-
-  Error Apply(float* w, const float* o, std::size_t elements, double decay, double step,
-              StateScan& state) override {
-    state = {};
-    for (std::size_t i = 0; i < elements; ++i) {
-      w[i] = static_cast<float>(decay * w[i] - step * o[i]);
-      Observe(w[i], state);
-    }
+  Error Apply(std::span<const ApplyJob> jobs, std::span<StateScan> states) override {
+    for (std::size_t i = 0; i < jobs.size(); ++i) states[i] = ApplyUpdate(jobs[i]);
     return {};
   }
-
-  Error AdamW(const GradientView& gradient, const AdamWRule& rule, const AdamWState& state,
-              AdamWScan& scan) override {
-    scan = {};
-    const double t = static_cast<double>(rule.t);
-    const double step = rule.lr / (1 - std::pow(rule.beta1, t));
-    const double v_factor = 1 / std::sqrt(1 - std::pow(rule.beta2, t));
-    for (std::size_t i = 0; i < gradient.elements; ++i) {
-      const double g = Load(gradient, i) * rule.gradient_scale;
-      const float m = static_cast<float>(rule.beta1 * state.exp_avg[i] + (1 - rule.beta1) * g);
-      const float v =
-          static_cast<float>(rule.beta2 * state.exp_avg_sq[i] + ((1 - rule.beta2) * g) * g);
-      const double denominator = std::sqrt(static_cast<double>(v)) * v_factor + rule.eps;
-      const float w = static_cast<float>(rule.decay * state.w[i] - step * m / denominator);
-      state.exp_avg[i] = m;
-      state.exp_avg_sq[i] = v;
-      state.w[i] = w;
-      Observe(w, scan.weight);
-      Observe(m, scan.exp_avg);
-      Observe(v, scan.exp_avg_sq);
-    }
+  Error AdamW(std::span<const AdamWJob> jobs, std::span<AdamWScan> scans) override {
+    for (std::size_t i = 0; i < jobs.size(); ++i) scans[i] = StepAdamW(jobs[i]);
     return {};
   }
 

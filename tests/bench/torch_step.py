@@ -8,8 +8,9 @@ PYTHON is one that has torch >= 2.9, for example of a virtual environment:
     python3 -m venv build/torch-venv && build/torch-venv/bin/pip install 'torch>=2.9' numpy
 
 Both have the same shapes, fp32 parameters, gradients and state, the same number of threads, and
-random gradients in memory. They take turns, who goes first alternates, and a pair's ratio is
-torch's time divided by muond's: what slows the machine down slows both. torch's time is
+random gradients in memory. They take turns of two steps, of which the second counts (the first one
+finds the other's data in the caches); who goes first alternates, and a pair's ratio is torch's time
+divided by muond's: what slows the machine down slows both. torch's time is
 Muon.step() and AdamW(fused=True).step(). muond's is its whole step inside this machine: Finish
 alone (`step`), and with push and pull through the in-process channel (`total`). muond-bench checks
 a sample of its results against fp64 in the same run.
@@ -68,10 +69,12 @@ def measure(torch_step, bench, pairs):
 
     def run_torch():
         time.sleep(PAUSE_SECONDS)
+        torch_step.step()
         times["torch"].append(torch_step.step())
 
     def run_muond():
         time.sleep(PAUSE_SECONDS)
+        bench.step()
         step = bench.step()
         times["step"].append(step["step_seconds"])
         times["total"].append(step["total_seconds"])
@@ -121,8 +124,8 @@ def main():
                         help="exit with 1 when the median ratio of `step` is lower")
     arguments = parser.parse_args()
     bench = PacedBench(arguments.bin, "--in-process", "--backend", arguments.backend, "--threads",
-                       arguments.threads, "--model", arguments.model, "--steps", arguments.pairs,
-                       "--warmup", WARMUP, "--no-ceilings")
+                       arguments.threads, "--model", arguments.model, "--steps",
+                       2 * arguments.pairs, "--warmup", WARMUP, "--no-ceilings")
     torch_step = TorchStep(bench.ready["tensors"], arguments.threads)
     for _ in range(WARMUP):
         torch_step.step()

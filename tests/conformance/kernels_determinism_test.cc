@@ -12,12 +12,10 @@
 namespace muond::kernels {
 namespace {
 
-using testing::BackendCases;
-using testing::BackendTest;
 using testing::Buffer;
-using testing::CaseName;
 using testing::Check;
 using testing::Gaussian;
+using testing::IterateBuffer;
 using testing::Orthogonalize;
 using testing::SameBits;
 
@@ -58,13 +56,13 @@ TEST(Determinism, ElementwisePassesIgnoreTheNumberOfThreads) {
     const Buffer g(*backend, gradient), w(*backend, weights), m(*backend, size), v(*backend, size),
         u(*backend, size);
     const GradientView view{g.get(), Dtype::kF32, size, 0.5f};
-    GradientScan scan;
-    AdamWScan adamw;
-    StateScan momentum, apply;
-    Check(backend->Scan(view, scan));
-    Check(backend->AdamW(view, {}, {w.get(), m.get(), v.get()}, adamw));
-    Check(backend->Momentum(view, {}, m.get(), true, u.get(), momentum));
-    Check(backend->Apply(w.get(), u.get(), size, 0.9, 0.1, apply));
+    const GradientScan scan = testing::ScanOne(*backend, view);
+    const AdamWScan adamw =
+        testing::AdamWOne(*backend, {.gradient = view, .state = {w.get(), m.get(), v.get()}});
+    const StateScan momentum =
+        testing::MomentumOne(*backend, {.gradient = view, .m = m.get(), .u = u.get()});
+    const StateScan apply = testing::ApplyOne(
+        *backend, {.w = w.get(), .o = u.get(), .elements = size, .decay = 0.9, .step = 0.1});
     std::vector<double> sums = scan.block_sums;
     sums.insert(sums.end(),
                 {adamw.weight.sum_squares, adamw.exp_avg.sum_squares, adamw.exp_avg_sq.sum_squares,
@@ -80,31 +78,6 @@ TEST(Determinism, ElementwisePassesIgnoreTheNumberOfThreads) {
   }
 }
 
-class Batch : public BackendTest {};
-MUOND_FOR_EVERY_BACKEND(Batch);
-
-TEST_P(Batch, MatrixGetsTheSameBitsAloneAndInAnyBatch) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> shapes;
-  for (int i = 0; i < 3; ++i) shapes.insert(shapes.end(), {{5, 3}, {64, 64}, {30, 70}, {70, 30}});
-  std::vector<std::unique_ptr<Buffer>> inputs, outputs;
-  std::vector<MatrixJob> jobs;
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const auto& [rows, cols] = shapes[i];
-    const auto count = static_cast<std::size_t>(rows * cols);
-    inputs.push_back(
-        std::make_unique<Buffer>(*backend_, Gaussian(count, static_cast<unsigned>(i))));
-    outputs.push_back(std::make_unique<Buffer>(*backend_, count));
-    jobs.push_back({.u = inputs[i]->get(), .o = outputs[i]->get(), .rows = rows, .cols = cols});
-  }
-  std::vector<NewtonSchulzResult> results(jobs.size());
-  Check(backend_->NewtonSchulz(jobs, testing::SimpleRule(), results));
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const auto alone = Orthogonalize(*backend_, inputs[i]->Read(), jobs[i].rows, jobs[i].cols);
-    EXPECT_TRUE(SameBits(outputs[i]->Read(), alone.o)) << "job " << i;
-    EXPECT_EQ(results[i].output_norm, alone.result.output_norm);
-  }
-}
-
 // Enough work that every thread gets some at the same time.
 TEST(Determinism, MatricesThatRunSideBySideDoNotMeet) {
   const auto one = MakeCpuBackend({.threads = 1});
@@ -114,12 +87,12 @@ TEST(Determinism, MatricesThatRunSideBySideDoNotMeet) {
   const std::vector<float> u = Gaussian(kJobs * kCount, 5);
   std::vector<std::vector<float>> outputs;
   for (Backend* backend : {one.get(), four.get()}) {
-    const Buffer input(*backend, u), output(*backend, u.size());
+    const IterateBuffer input(*backend, u), output(*backend, u.size());
     std::vector<MatrixJob> jobs;
     for (std::size_t i = 0; i < kJobs; ++i) {
       const bool wide = i % 2 == 0;
-      jobs.push_back({.u = input.get() + i * kCount,
-                      .o = output.get() + i * kCount,
+      jobs.push_back({.u = input.get(i * kCount),
+                      .o = output.get(i * kCount),
                       .rows = wide ? 96 : 130,
                       .cols = wide ? 130 : 96});
     }
@@ -136,7 +109,8 @@ TEST(Determinism, MatricesThatRunSideBySideDoNotMeet) {
 // OpenBLAS's own threads would cut sums by the core count of the machine.
 TEST(Determinism, BlasRunsOnTheCallingThread) {
   openblas_set_num_threads(2);
-  const auto backend = MakeCpuBackend({});
+  const auto backend = MakeCpuBackend({.products = Products::kOpenBlas});
+  Orthogonalize(*backend, {3, 0, 0, 4}, 2, 2);
   EXPECT_EQ(openblas_get_num_threads(), 1);
 }
 
@@ -158,13 +132,14 @@ Outcome RunAllPasses(const cpu::Passes& passes, const std::vector<std::uint16_t>
   passes.accumulate(acc.data(), gradient.data(), dtype, n, false);
   int i = 2;
   for (const auto& [ema, nesterov] : {std::pair{true, true}, {true, false}, {false, true}}) {
-    passes.momentum(block, {ema, nesterov, 0.95}, m.data(), true, u.data(), &stats[i++]);
+    passes.momentum(block, {ema, nesterov, 0.95, 0.5}, m.data(), true, u.data(), &stats[i++]);
   }
-  passes.apply(w.data(), u.data(), n, 0.9, 0.1, &stats[5]);
-  passes.adamw(block, {0.9, 0.999, 1e-8, 0.99, 0.01, 31.6}, w.data(), m.data(), v.data(),
-               &stats[6]);
-  passes.scale(u.data(), u.data(), 1 / 3.0, n);
   Outcome outcome;
+  outcome.halves.resize(2 * n);
+  passes.apply(w.data(), u.data(), n, 0.9, 0.1, {outcome.halves.data(), Dtype::kBF16}, &stats[5]);
+  passes.adamw(block, {0.9, 0.999, 1e-8, 0.99, 0.01, 31.6}, w.data(), m.data(), v.data(),
+               {outcome.halves.data() + n, Dtype::kF16}, &stats[6]);
+  passes.scale(u.data(), u.data(), 1 / 3.0, n);
   for (const auto* values : {&w, &m, &v, &u, &acc}) {
     outcome.floats.insert(outcome.floats.end(), values->begin(), values->end());
   }

@@ -1,4 +1,4 @@
-// The backends under test and one parameter stepped the way an engine would do it.
+// Memory of the backends under test and one parameter stepped the way an engine would do it.
 #include "tests/conformance/kernels_driver.h"
 
 #include <algorithm>
@@ -11,8 +11,6 @@
 namespace muond::kernels::testing {
 namespace {
 
-std::unique_ptr<Backend> MakeCpu() { return MakeCpuBackend({}); }
-
 template <typename Other>
 double DistanceOf(const std::vector<float>& x, const std::vector<Other>& y) {
   EXPECT_EQ(x.size(), y.size());
@@ -24,30 +22,108 @@ double DistanceOf(const std::vector<float>& x, const std::vector<Other>& y) {
   return std::sqrt(sum);
 }
 
+float MaxAbs(const std::vector<float>& values) {
+  float largest = 0;
+  for (const float value : values) largest = std::max(largest, std::fabs(value));
+  return largest;
+}
+
 }  // namespace
 
-std::vector<BackendCase> BackendCases() {
-  return {{"reference", MakeReferenceBackend, 2e-7}, {"cpu", MakeCpu, 3e-6}};
+std::vector<BackendCase> FallbackCases() {
+  std::vector<BackendCase> cases = BackendCases();
+  std::erase_if(cases, [](const BackendCase& backend) { return !backend.has_fallback; });
+  return cases;
 }
 
 std::string CaseName(const ::testing::TestParamInfo<BackendCase>& info) { return info.param.name; }
 
-Buffer::Buffer(Backend& backend, const std::vector<float>& values, std::size_t shift)
+Bytes::Bytes(Backend& backend, const void* host, std::size_t bytes, std::size_t shift)
     : backend_(backend),
-      elements_(values.size()),
+      bytes_(bytes),
       shift_(shift),
-      memory_(static_cast<float*>(backend.Allocate((elements_ + shift) * sizeof(float)))) {
+      memory_(static_cast<unsigned char*>(backend.Allocate(bytes + shift))) {
   EXPECT_NE(memory_, nullptr);
-  Check(backend.Copy(get(), values.data(), values.size() * sizeof(float)));
+  Check(backend.Upload(get(), host, bytes));
 }
+
+void Bytes::Read(void* host) const { Check(backend_.Download(host, get(), bytes_)); }
+
+Staged::Staged(Backend& backend, const void* host, std::size_t bytes)
+    : backend_(backend), memory_(backend.AllocateStaging(bytes)) {
+  EXPECT_NE(memory_, nullptr);
+  if (bytes > 0) std::memcpy(memory_, host, bytes);
+}
+
+Buffer::Buffer(Backend& backend, const std::vector<float>& values, std::size_t shift)
+    : elements_(values.size()),
+      bytes_(backend, values.data(), values.size() * sizeof(float), shift * sizeof(float)) {}
 
 std::vector<float> Buffer::Read() const {
   std::vector<float> values(elements_);
-  Check(backend_.Copy(values.data(), get(), elements_ * sizeof(float)));
+  bytes_.Read(values.data());
+  return values;
+}
+
+IterateBuffer::IterateBuffer(Backend& backend, const std::vector<float>& values, std::size_t shift)
+    : backend_(backend),
+      elements_(values.size()),
+      scale_(IterateScale(backend.iterate_dtype(), MaxAbs(values))),
+      bytes_(backend, std::vector<float>(values.size()).data(),
+             values.size() * DtypeBytes(backend.iterate_dtype()),
+             shift * DtypeBytes(backend.iterate_dtype())) {
+  const Buffer source(backend, values);
+  Check(backend.StoreIterate(get(), source.get(), values.size(), scale_));
+}
+
+void* IterateBuffer::get(std::size_t element) const {
+  return static_cast<char*>(bytes_.get()) + element * DtypeBytes(backend_.iterate_dtype());
+}
+
+std::vector<float> IterateBuffer::Read() const {
+  const Buffer wide(backend_, elements_);
+  Check(backend_.LoadIterate(wide.get(), get(), elements_));
+  std::vector<float> values = wide.Read();
+  for (float& value : values) value = static_cast<float>(value / scale_);
   return values;
 }
 
 void Check(const Error& error) { ASSERT_FALSE(error) << error.message(); }
+
+GradientScan ScanOne(Backend& backend, const GradientView& gradient) {
+  GradientScan scan;
+  Check(backend.Scan({&gradient, 1}, {&scan, 1}));
+  return scan;
+}
+
+StateScan ScanStateOne(Backend& backend, const float* data, std::size_t elements) {
+  const StateView view{data, elements};
+  StateScan scan;
+  Check(backend.ScanState({&view, 1}, {&scan, 1}));
+  return scan;
+}
+
+StateScan MomentumOne(Backend& backend, const MomentumJob& job) {
+  StateScan scan;
+  Check(backend.Momentum({&job, 1}, {&scan, 1}));
+  return scan;
+}
+
+StateScan ApplyOne(Backend& backend, const ApplyJob& job) {
+  StateScan scan;
+  Check(backend.Apply({&job, 1}, {&scan, 1}));
+  return scan;
+}
+
+AdamWScan AdamWOne(Backend& backend, const AdamWJob& job) {
+  AdamWScan scan;
+  Check(backend.AdamW({&job, 1}, {&scan, 1}));
+  return scan;
+}
+
+bool SameScan(const StateScan& x, const StateScan& y) {
+  return x.nonfinite == y.nonfinite && x.max_abs == y.max_abs && x.sum_squares == y.sum_squares;
+}
 
 std::vector<float> Gaussian(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
@@ -110,12 +186,14 @@ NewtonSchulzRule RuleOf(const char* set_name, NewtonSchulzMethod method) {
 
 Orthogonalized Orthogonalize(Backend& backend, const std::vector<float>& u, std::int64_t rows,
                              std::int64_t cols, const NewtonSchulzRule& rule) {
-  const Buffer input(backend, u);
-  const Buffer output(backend, u.size());
-  const MatrixJob job{.u = input.get(), .o = output.get(), .rows = rows, .cols = cols};
+  const IterateBuffer input(backend, u);
+  const IterateBuffer output(backend, u.size());
+  const std::vector<float> before = input.Read();
+  const MatrixJob job{
+      .u = input.get(), .o = output.get(), .rows = rows, .cols = cols, .u_scale = input.scale()};
   Orthogonalized orthogonalized;
   Check(backend.NewtonSchulz({&job, 1}, rule, {&orthogonalized.result, 1}));
-  EXPECT_TRUE(SameBits(input.Read(), u)) << "newton-schulz wrote to its input";
+  EXPECT_TRUE(SameBits(input.Read(), before)) << "newton-schulz wrote to its input";
   orthogonalized.o = output.Read();
   return orthogonalized;
 }
@@ -138,21 +216,32 @@ void MuonParameter::Step(const std::vector<float>& gradient, const MuonSettings&
 
 void MuonParameter::Step(const std::vector<std::uint16_t>& gradient, Dtype dtype,
                          const MuonSettings& settings) {
-  const Buffer data(backend_, gradient.size());
-  Check(backend_.Copy(data.get(), gradient.data(), gradient.size() * sizeof(std::uint16_t)));
+  const Bytes data(backend_, gradient.data(), gradient.size() * sizeof(std::uint16_t));
   Step(GradientView{data.get(), dtype, gradient.size(), settings.unscale}, settings);
 }
 
 void MuonParameter::Step(const GradientView& gradient, const MuonSettings& settings) {
-  Check(backend_.Momentum(gradient, settings.momentum, m_.get(), true, u_.get(), momentum_scan_));
-  const MatrixJob job{.u = u_.get(), .o = o_.get(), .rows = rows_, .cols = cols_};
+  // No form of momentum makes more than this of the two.
+  const double bound =
+      ScanOne(backend_, gradient).max_abs * 2 + ScanStateOne(backend_, m_.get(), m_.size()).max_abs;
+  const double u_scale = IterateScale(backend_.iterate_dtype(), bound);
+  momentum_scan_ = MomentumOne(backend_, {.gradient = gradient,
+                                          .rule = settings.momentum,
+                                          .m = m_.get(),
+                                          .u = u_.get(),
+                                          .u_scale = u_scale});
+  const MatrixJob job{
+      .u = u_.get(), .o = o_.get(), .rows = rows_, .cols = cols_, .u_scale = u_scale};
   Check(backend_.NewtonSchulz({&job, 1}, settings.newton_schulz, {&result_, 1}));
   const auto rows = static_cast<double>(rows_);
   const auto cols = static_cast<double>(cols_);
   const double factor = settings.match_rms_adamw ? 0.2 * std::sqrt(std::max(rows, cols))
                                                  : std::sqrt(std::max(1.0, rows / cols));
-  Check(backend_.Apply(w_.get(), o_.get(), w_.size(), 1 - settings.lr * settings.weight_decay,
-                       settings.lr * factor, weight_scan_));
+  weight_scan_ = ApplyOne(backend_, {.w = w_.get(),
+                                     .o = o_.get(),
+                                     .elements = w_.size(),
+                                     .decay = 1 - settings.lr * settings.weight_decay,
+                                     .step = settings.lr * factor});
 }
 
 }  // namespace muond::kernels::testing

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "kernels/coefficients.h"
-#include "kernels/cpu/newton_schulz.h"
 #include "tests/conformance/kernels_driver.h"
 
 namespace muond::kernels {
@@ -13,9 +12,9 @@ namespace {
 
 using testing::BackendCases;
 using testing::BackendTest;
-using testing::Buffer;
 using testing::CaseName;
 using testing::Gaussian;
+using testing::IterateBuffer;
 using testing::LowRank;
 using testing::Orthogonalize;
 using testing::Orthogonalized;
@@ -36,6 +35,15 @@ class NewtonSchulzForms : public BackendTest {
     return testing::Distance(found.o, expected.o) / testing::Norm(expected.o);
   }
 
+  // What may be wrong in all when U has `rank` of `low` directions. In 16 bits U has noise in the
+  // others, some 4.5e-5 of |U| in each of them, which grows by the slope of p at 0: 2e-2 of a
+  // direction for `simple`. O's shortest directions have length .68.
+  double InNullDirections(double allowed, double slope, int low, int rank) const {
+    if (GetParam().floor == 0) return allowed;
+    const double each = std::max(allowed, 4.5e-5 * slope);
+    return each * std::sqrt(static_cast<double>(low - rank) / rank) / 0.68;
+  }
+
   std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
 };
 MUOND_FOR_EVERY_BACKEND(NewtonSchulzForms);
@@ -48,7 +56,8 @@ TEST_P(NewtonSchulzForms, StandardFormOfEverySetAgreesWithFp64) {
     const NewtonSchulzRule rule = RuleOf(set, NewtonSchulzMethod::kStandard);
     for (const auto& [rows, cols] : kShapes) {
       const auto u = Gaussian(static_cast<std::size_t>(rows * cols), 21);
-      EXPECT_LE(ErrorOf(u, rows, cols, rule), 2e-5) << set.name << " " << rows << "x" << cols;
+      EXPECT_LE(ErrorOf(u, rows, cols, rule), Within(2e-5))
+          << set.name << " " << rows << "x" << cols;
     }
   }
 }
@@ -60,7 +69,8 @@ TEST_P(NewtonSchulzForms, GramEqualsStandardForEverySafeSet) {
     for (const auto& [rows, cols] : kShapes) {
       for (unsigned seed = 0; seed < 5; ++seed) {
         const auto u = Gaussian(static_cast<std::size_t>(rows * cols), seed);
-        EXPECT_LE(ErrorOf(u, rows, cols, rule), 3e-4) << set.name << " " << rows << "x" << cols;
+        EXPECT_LE(ErrorOf(u, rows, cols, rule), Within(3e-4))
+            << set.name << " " << rows << "x" << cols;
       }
     }
   }
@@ -71,12 +81,13 @@ TEST_P(NewtonSchulzForms, MatricesOfSeveralTilesAgreeWithFp64) {
   for (const auto& [rows, cols] : {std::pair<std::int64_t, std::int64_t>{260, 530}, {560, 300}}) {
     const auto u = Gaussian(static_cast<std::size_t>(rows * cols), 71);
     EXPECT_LE(ErrorOf(u, rows, cols, testing::RuleOf("simple", NewtonSchulzMethod::kStandard)),
-              2e-5);
-    EXPECT_LE(ErrorOf(u, rows, cols, testing::RuleOf("simple", NewtonSchulzMethod::kGram)), 3e-4);
+              Within(2e-5));
+    EXPECT_LE(ErrorOf(u, rows, cols, testing::RuleOf("simple", NewtonSchulzMethod::kGram)),
+              Within(3e-4));
   }
   NewtonSchulzRule short_rule = testing::RuleOf("simple");
   short_rule.steps.resize(1);  // one step shows a wrong tile, and fp64 loops are slow
-  EXPECT_LE(ErrorOf(Gaussian(520 * 521, 72), 520, 521, short_rule), 2e-5);
+  EXPECT_LE(ErrorOf(Gaussian(520 * 521, 72), 520, 521, short_rule), Within(2e-5));
 }
 
 TEST_P(NewtonSchulzForms, RankDeficientInputsInEveryForm) {
@@ -86,9 +97,16 @@ TEST_P(NewtonSchulzForms, RankDeficientInputsInEveryForm) {
       // fp32 rounding in the null directions grows by the slope of p at 0: 485 for `simple`, 79000
       // for `deepseek_v4`.
       const double slope = EvaluateSteps(set.steps, 1e-12) / 1e-12;
-      const double allowed = std::max(1e-3, 1.2e-7 * slope);
-      EXPECT_LE(ErrorOf(LowRank(32, 80, 5, 31), 32, 80, rule), allowed) << set.name;
-      EXPECT_LE(ErrorOf(LowRank(80, 32, 1, 32), 80, 32, rule), allowed) << set.name;
+      // A 16-bit U has noise in its null directions before anything is multiplied: a steep set
+      // makes directions of it.
+      if (GetParam().floor > 0 && slope > 1000) continue;
+      const double allowed = Within(std::max(1e-3, 1.2e-7 * slope));
+      EXPECT_LE(ErrorOf(LowRank(32, 80, 5, 31), 32, 80, rule),
+                InNullDirections(allowed, slope, 32, 5))
+          << set.name;
+      EXPECT_LE(ErrorOf(LowRank(80, 32, 1, 32), 80, 32, rule),
+                InNullDirections(allowed, slope, 32, 1))
+          << set.name;
     }
   }
 }
@@ -98,25 +116,28 @@ TEST_P(NewtonSchulzForms, DaoAiLabGram_B082_RankOneRowsKeepTheirRatio) {
     const std::vector<float> o =
         Orthogonalize(*backend_, {1, 2, 3, 2, 4, 6}, 2, 3, testing::RuleOf("simple", method)).o;
     const double expected[] = {.08324, .16648, .24972, .16648, .33296, .49944};
-    for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(o[i], expected[i], 2e-4) << i;
+    for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(o[i], expected[i], Within(2e-4)) << i;
   }
 }
 
 TEST_P(NewtonSchulzForms, DeepSpeed7939_ExpertsThroughTheGramForm) {
   const std::vector<float> u = Gaussian(30, 41);
-  const Buffer input(*backend_, u), standard(*backend_, 30), gram(*backend_, 30);
+  const IterateBuffer input(*backend_, u), standard(*backend_, 30), gram(*backend_, 30);
   for (const auto& [method, output] : {std::pair{NewtonSchulzMethod::kStandard, &standard},
                                        std::pair{NewtonSchulzMethod::kGram, &gram}}) {
     std::vector<MatrixJob> jobs;
     for (std::size_t expert = 0; expert < 2; ++expert) {
-      jobs.push_back(
-          {.u = input.get() + 15 * expert, .o = output->get() + 15 * expert, .rows = 3, .cols = 5});
+      jobs.push_back({.u = input.get(15 * expert),
+                      .o = output->get(15 * expert),
+                      .rows = 3,
+                      .cols = 5,
+                      .u_scale = input.scale()});
     }
     NewtonSchulzResult results[2];
     testing::Check(
         backend_->NewtonSchulz(jobs, testing::RuleOf("polar_express_105", method), results));
   }
-  EXPECT_LE(testing::Distance(gram.Read(), standard.Read()), 1e-4);
+  EXPECT_LE(testing::Distance(gram.Read(), standard.Read()), Within(1e-4) * std::sqrt(6));
 }
 
 // Not merely close: an unsafe set asked for in Gram form runs the standard form itself.
@@ -148,30 +169,12 @@ TEST_P(NewtonSchulzForms, CustomListsOfAnyLength) {
   const std::vector<float> u = Gaussian(10 * 30, 61);
   rule.steps.clear();
   rule.residual_max = 1e9;
-  const std::vector<float> none = Orthogonalize(*backend_, u, 10, 30, rule).o;
-  EXPECT_NEAR(testing::Norm(none), 1, 1e-6) << "without steps O is the normalised input";
   for (int steps = 1; steps <= 7; ++steps) {
     rule.steps.push_back({1.5 + 0.1 * steps, -0.5, 0});
     for (const auto& [rows, cols] : {std::pair<std::int64_t, std::int64_t>{10, 30}, {30, 10}}) {
-      EXPECT_LE(ErrorOf(u, rows, cols, rule), 2e-5) << steps;
+      EXPECT_LE(ErrorOf(u, rows, cols, rule), Within(2e-5)) << steps;
     }
   }
-}
-
-TEST(ChooseMethod, TakesGramWhereItPaysAndIsSafe) {
-  const auto chosen = [](const char* set, NewtonSchulzMethod method, std::int64_t m,
-                         std::int64_t n) {
-    return cpu::ChooseMethod(testing::RuleOf(set, method), m, n);
-  };
-  using enum NewtonSchulzMethod;
-  EXPECT_EQ(chosen("simple", kAuto, 768, 3072), kGram);
-  EXPECT_EQ(chosen("simple", kAuto, 768, 768), kStandard);
-  EXPECT_EQ(chosen("simple", kAuto, 12, 40), kStandard);
-  EXPECT_EQ(chosen("simple", kStandard, 768, 3072), kStandard);
-  EXPECT_EQ(chosen("simple", kGram, 2, 3), kGram);
-  EXPECT_EQ(chosen("simple", kGram, 3, 3), kStandard);
-  EXPECT_EQ(chosen("polar_express_101", kGram, 768, 3072), kStandard);
-  EXPECT_EQ(chosen("deepseek_v4", kAuto, 768, 3072), kStandard);
 }
 
 }  // namespace

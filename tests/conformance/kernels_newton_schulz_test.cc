@@ -11,10 +11,10 @@ namespace {
 
 using testing::BackendCases;
 using testing::BackendTest;
-using testing::Buffer;
 using testing::CaseName;
 using testing::Check;
 using testing::Gaussian;
+using testing::IterateBuffer;
 using testing::Orthogonalize;
 using testing::Orthogonalized;
 using testing::SimpleRule;
@@ -26,13 +26,13 @@ class NewtonSchulz : public BackendTest {
                const std::vector<double>& expected, double tolerance) {
     const Orthogonalized found = Orthogonalize(*backend_, u, rows, cols);
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(found.o[i], expected[i], tolerance) << "element " << i;
+      EXPECT_NEAR(found.o[i], expected[i], Within(tolerance)) << "element " << i;
     }
-    EXPECT_NEAR(found.result.output_norm, testing::Norm(found.o), 1e-6);
+    EXPECT_NEAR(found.result.output_norm, testing::Norm(found.o), Within(1e-6));
     EXPECT_FALSE(found.result.zero_input || found.result.fallback || found.result.failed);
   }
   // Null directions are as good as fp32's rounding times the slope of p at 0, 485.
-  double null_tolerance() const { return tolerance() < 1e-6 ? 1e-6 : 1e-3; }
+  double null_tolerance() const { return Within(tolerance() < 1e-6 ? 1e-6 : 1e-3); }
 };
 MUOND_FOR_EVERY_BACKEND(NewtonSchulz);
 
@@ -58,7 +58,7 @@ TEST_P(NewtonSchulz, EmergingOptimizersTp_WholeMatrixNotItsHalves) {
   const std::vector<float> o = Orthogonalize(*backend_, {3, 0, 0, 4, 1, 0, 0, 1}, 4, 2).o;
   const double expected[] = {.7189925, 1.0745257, .2396642, .2686314};
   for (std::size_t row = 0; row < 4; ++row) {
-    EXPECT_NEAR(std::hypot(o[2 * row], o[2 * row + 1]), expected[row], 2e-6) << row;
+    EXPECT_NEAR(std::hypot(o[2 * row], o[2 * row + 1]), expected[row], Within(2e-6)) << row;
   }
 }
 
@@ -78,7 +78,7 @@ TEST_P(NewtonSchulz, NormFloorIsTorchsClamp) {
   NewtonSchulzRule rule = SimpleRule();
   rule.norm_floor = 1e-7;
   const Orthogonalized clamped = Orthogonalize(*backend_, {1e-10f, 0, 0, 1e-10f}, 2, 2, rule);
-  EXPECT_NEAR(clamped.o[0], 0.470544, 2e-6);
+  EXPECT_NEAR(clamped.o[0], 0.470544, Within(2e-6));
   // Above the floor it changes no bit.
   const std::vector<float> u = Gaussian(12, 3);
   EXPECT_TRUE(testing::SameBits(Orthogonalize(*backend_, u, 3, 4, rule).o,
@@ -105,7 +105,8 @@ TEST_P(NewtonSchulz, EveryScaleFrom1e38DownTo1e38ths) {
     std::vector<float> scaled = u;
     for (float& value : scaled) value = static_cast<float>(value * std::pow(10.0, exponent));
     const std::vector<float> o = Orthogonalize(*backend_, scaled, 24, 17).o;
-    EXPECT_LE(testing::Distance(o, expected), 2e-5 * testing::Norm(expected)) << "1e" << exponent;
+    EXPECT_LE(testing::Distance(o, expected), Within(2e-5) * testing::Norm(expected))
+        << "1e" << exponent;
   }
 }
 
@@ -144,28 +145,30 @@ TEST_P(NewtonSchulz, IllConditionedInputKeepsItsSmallValues) {
 }
 
 TEST_P(NewtonSchulz, Torchtitan1584_ExpertsAreMatricesOfTheirOwn) {
-  const Buffer u(*backend_, {3, 0, 0, 4, 1, 0, 0, 1}), o(*backend_, 8);
-  const MatrixJob jobs[] = {{.u = u.get(), .o = o.get(), .rows = 2, .cols = 2},
-                            {.u = u.get() + 4, .o = o.get() + 4, .rows = 2, .cols = 2}};
+  const IterateBuffer u(*backend_, {3, 0, 0, 4, 1, 0, 0, 1}), o(*backend_, 8);
+  const MatrixJob jobs[] = {
+      {.u = u.get(), .o = o.get(), .rows = 2, .cols = 2, .u_scale = u.scale()},
+      {.u = u.get(4), .o = o.get(4), .rows = 2, .cols = 2, .u_scale = u.scale()}};
   NewtonSchulzResult results[2];
   Check(backend_->NewtonSchulz(jobs, SimpleRule(), results));
   const std::vector<float> found = o.Read();
-  EXPECT_NEAR(found[0], 0.7228761, 1e-6);
-  EXPECT_NEAR(found[3], 1.1192039, 1e-6);
-  EXPECT_NEAR(found[4], 1.1081112, 1e-6);
-  EXPECT_NEAR(found[7], 1.1081112, 1e-6);
+  EXPECT_NEAR(found[0], 0.7228761, Within(1e-6));
+  EXPECT_NEAR(found[3], 1.1192039, Within(1e-6));
+  EXPECT_NEAR(found[4], 1.1081112, Within(1e-6));
+  EXPECT_NEAR(found[7], 1.1081112, Within(1e-6));
 }
 
 TEST_P(NewtonSchulz, EmptyMatrixInTheMiddleOfABatch) {
-  const Buffer u(*backend_, {3, 0, 0, 4}), o(*backend_, 8);
-  const MatrixJob jobs[] = {{.u = u.get(), .o = o.get(), .rows = 2, .cols = 2},
-                            {.u = nullptr, .o = nullptr, .rows = 0, .cols = 7},
-                            {.u = u.get(), .o = o.get() + 4, .rows = 2, .cols = 2}};
+  const IterateBuffer u(*backend_, {3, 0, 0, 4}), o(*backend_, 8);
+  const MatrixJob jobs[] = {
+      {.u = u.get(), .o = o.get(), .rows = 2, .cols = 2, .u_scale = u.scale()},
+      {.u = nullptr, .o = nullptr, .rows = 0, .cols = 7},
+      {.u = u.get(), .o = o.get(4), .rows = 2, .cols = 2, .u_scale = u.scale()}};
   NewtonSchulzResult results[3];
   Check(backend_->NewtonSchulz(jobs, SimpleRule(), results));
   EXPECT_TRUE(results[1].zero_input);
-  EXPECT_NEAR(o.Read()[3], 1.1192039, 1e-6);
-  EXPECT_NEAR(o.Read()[7], 1.1192039, 1e-6);
+  EXPECT_NEAR(o.Read()[3], 1.1192039, Within(1e-6));
+  EXPECT_NEAR(o.Read()[7], 1.1192039, Within(1e-6));
   Check(backend_->NewtonSchulz({}, SimpleRule(), {}));
 }
 
@@ -186,10 +189,11 @@ TEST_P(NewtonSchulz, AwkwardShapesAgreeWithTheReference) {
       const std::vector<float> u = Gaussian(static_cast<std::size_t>(rows * cols), 11);
       const Orthogonalized expected = Orthogonalize(*reference, u, rows, cols);
       const Orthogonalized found = Orthogonalize(*backend_, u, rows, cols);
-      EXPECT_LE(testing::Distance(found.o, expected.o), 2e-5 * testing::Norm(expected.o))
+      EXPECT_LE(testing::Distance(found.o, expected.o), Within(2e-5) * testing::Norm(expected.o))
           << rows << " x " << cols;
       EXPECT_FALSE(found.result.fallback || found.result.failed);
-      EXPECT_NEAR(found.result.output_norm, expected.result.output_norm, 1e-4);
+      EXPECT_NEAR(found.result.output_norm, expected.result.output_norm,
+                  Within(1e-4) * std::max(1.0, expected.result.output_norm));
     }
   }
 }
@@ -198,8 +202,9 @@ TEST_P(NewtonSchulz, MisalignedPointersGiveTheSameBits) {
   const std::vector<float> u = Gaussian(33 * 20, 12);
   const std::vector<float> expected = Orthogonalize(*backend_, u, 33, 20).o;
   for (const std::size_t shift : {1, 2, 3, 7}) {
-    const Buffer input(*backend_, u, shift), output(*backend_, u.size(), shift + 1);
-    const MatrixJob job{.u = input.get(), .o = output.get(), .rows = 33, .cols = 20};
+    const IterateBuffer input(*backend_, u, shift), output(*backend_, u.size(), shift + 1);
+    const MatrixJob job{
+        .u = input.get(), .o = output.get(), .rows = 33, .cols = 20, .u_scale = input.scale()};
     NewtonSchulzResult result;
     Check(backend_->NewtonSchulz({&job, 1}, SimpleRule(), {&result, 1}));
     EXPECT_TRUE(testing::SameBits(output.Read(), expected)) << shift;

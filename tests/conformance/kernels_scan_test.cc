@@ -14,9 +14,13 @@ namespace {
 using testing::BackendCases;
 using testing::BackendTest;
 using testing::Buffer;
+using testing::Bytes;
 using testing::CaseName;
 using testing::Check;
 using testing::Gaussian;
+using testing::ScanOne;
+using testing::ScanStateOne;
+using testing::Staged;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -25,17 +29,12 @@ class Scan : public BackendTest {
  protected:
   GradientScan ScanOf(const std::vector<float>& values, float unscale = 1, std::size_t shift = 0) {
     const Buffer data(*backend_, values, shift);
-    GradientScan scan;
-    Check(backend_->Scan({data.get(), Dtype::kF32, values.size(), unscale}, scan));
-    return scan;
+    return ScanOne(*backend_, {data.get(), Dtype::kF32, values.size(), unscale});
   }
   GradientScan ScanOf(const std::vector<std::uint16_t>& values, Dtype dtype) {
-    // One byte off: a trainer's buffer may begin anywhere.
-    std::vector<unsigned char> bytes(2 * values.size() + 1);
-    std::memcpy(bytes.data() + 1, values.data(), 2 * values.size());
-    GradientScan scan;
-    Check(backend_->Scan({bytes.data() + 1, dtype, values.size(), 1}, scan));
-    return scan;
+    // Off its alignment, on the host by a single byte: what is read in place may begin anywhere.
+    const Bytes data(*backend_, values.data(), 2 * values.size(), backend_->host_memory() ? 1 : 2);
+    return ScanOne(*backend_, {data.get(), dtype, values.size(), 1});
   }
 };
 MUOND_FOR_EVERY_BACKEND(Scan);
@@ -111,7 +110,8 @@ TEST_P(Scan, SixteenBitDataOfSeveralBlocksGiveWhatTheirValuesGive) {
       values[i] = dtype == Dtype::kBF16 ? BF16ToFloat(bits[i]) : F16ToFloat(bits[i]);
     }
     const Buffer acc(*backend_, size);
-    Check(backend_->Accumulate(acc.get(), bits.data(), dtype, size, true));
+    const Staged staged(*backend_, bits.data(), 2 * size);
+    Check(backend_->Accumulate(acc.get(), staged.get(), dtype, size, true));
     EXPECT_TRUE(testing::SameBits(acc.Read(), values));
     const GradientScan expected = ScanOf(values);
     const GradientScan found = ScanOf(bits, dtype);
@@ -146,32 +146,35 @@ TEST_P(Scan, TransformerEngine3207_EmptyTensorIsANoOp) {
   GradientScan scan;
   scan.nonfinite = 7;
   scan.block_sums = {1};
-  Check(backend_->Scan({nullptr, Dtype::kBF16, 0, 1}, scan));
+  const GradientView nothing{nullptr, Dtype::kBF16, 0, 1};
+  Check(backend_->Scan({&nothing, 1}, {&scan, 1}));
   EXPECT_EQ(scan.nonfinite, 0u);
   EXPECT_TRUE(scan.block_sums.empty());
-  StateScan state;
-  Check(backend_->ScanState(nullptr, 0, state));
+  EXPECT_EQ(ScanStateOne(*backend_, nullptr, 0).nonfinite, 0u);
   Check(backend_->Accumulate(nullptr, nullptr, Dtype::kF32, 0, true));
   Check(backend_->Round(nullptr, Dtype::kF16, nullptr, 0));
-  Check(backend_->Apply(nullptr, nullptr, 0, 1, 1, state));
-  Check(backend_->Copy(nullptr, nullptr, 0));
-  EXPECT_EQ(state.nonfinite, 0u);
+  Check(backend_->StoreIterate(nullptr, nullptr, 0, 1));
+  Check(backend_->LoadIterate(nullptr, nullptr, 0));
+  EXPECT_EQ(testing::ApplyOne(*backend_, {}).nonfinite, 0u);
+  EXPECT_EQ(testing::MomentumOne(*backend_, {}).nonfinite, 0u);
+  const CopyJob copy{};
+  Check(backend_->Copy({&copy, 1}));
+  Check(backend_->Upload(nullptr, nullptr, 0));
+  Check(backend_->Download(nullptr, nullptr, 0));
 }
 
 TEST_P(Scan, StateScanSeesEverything) {
   std::vector<float> values = Gaussian(kBlockElements + 9, 2);
   values[kBlockElements] = -50;
   const Buffer data(*backend_, values, 1);
-  StateScan scan;
-  Check(backend_->ScanState(data.get(), values.size(), scan));
+  const StateScan scan = ScanStateOne(*backend_, data.get(), values.size());
   EXPECT_EQ(scan.nonfinite, 0u);
   EXPECT_EQ(scan.max_abs, 50);
   EXPECT_NEAR(scan.sum_squares, std::pow(testing::Norm(values), 2), 1e-8);
   values.back() = kNan;
   values.front() = kInfinity;
   const Buffer bad(*backend_, values);
-  Check(backend_->ScanState(bad.get(), values.size(), scan));
-  EXPECT_EQ(scan.nonfinite, 2u);
+  EXPECT_EQ(ScanStateOne(*backend_, bad.get(), values.size()).nonfinite, 2u);
 }
 
 class Accumulate : public BackendTest {};
@@ -183,7 +186,8 @@ TEST_P(Accumulate, SumsContributionsInFp32InCallOrder) {
   std::vector<float> expected(size);
   for (unsigned rank = 0; rank < 3; ++rank) {
     const std::vector<float> values = Gaussian(size, rank);
-    Check(backend_->Accumulate(acc.get(), values.data(), Dtype::kF32, size, rank == 0));
+    const Staged staged(*backend_, values);
+    Check(backend_->Accumulate(acc.get(), staged.get(), Dtype::kF32, size, rank == 0));
     for (std::size_t i = 0; i < size; ++i) {
       expected[i] = rank == 0 ? values[i] : expected[i] + values[i];
     }
@@ -197,8 +201,9 @@ TEST_P(Accumulate, SixteenBitContributionsAreSummedInFp32) {
   const std::uint16_t f16[] = {FloatToF16(2048), FloatToF16(1)};
   const Buffer acc(*backend_, 2);
   for (int i = 0; i < 2; ++i) {
-    Check(backend_->Accumulate(acc.get(), &bf16[i], Dtype::kBF16, 1, i == 0));
-    Check(backend_->Accumulate(acc.get() + 1, &f16[i], Dtype::kF16, 1, i == 0));
+    const Staged first(*backend_, &bf16[i], 2), second(*backend_, &f16[i], 2);
+    Check(backend_->Accumulate(acc.get(), first.get(), Dtype::kBF16, 1, i == 0));
+    Check(backend_->Accumulate(acc.get() + 1, second.get(), Dtype::kF16, 1, i == 0));
   }
   EXPECT_EQ(acc.Read(), (std::vector<float>{257, 2049}));
 }
@@ -207,11 +212,10 @@ TEST_P(Accumulate, NonFiniteContributionStaysVisible) {
   const float values[][2] = {{kInfinity, 1}, {-kInfinity, kNan}, {1, 1}};
   const Buffer acc(*backend_, 2);
   for (int i = 0; i < 3; ++i) {
-    Check(backend_->Accumulate(acc.get(), values[i], Dtype::kF32, 2, i == 0));
+    const Staged staged(*backend_, values[i], sizeof(values[i]));
+    Check(backend_->Accumulate(acc.get(), staged.get(), Dtype::kF32, 2, i == 0));
   }
-  GradientScan scan;
-  Check(backend_->Scan({acc.get(), Dtype::kF32, 2, 1}, scan));
-  EXPECT_EQ(scan.nonfinite, 2u);
+  EXPECT_EQ(ScanOne(*backend_, {acc.get(), Dtype::kF32, 2, 1}).nonfinite, 2u);
 }
 
 class Memory : public BackendTest {};
@@ -220,31 +224,78 @@ MUOND_FOR_EVERY_BACKEND(Memory);
 TEST_P(Memory, IsAlignedAndZeroed) {
   for (const std::size_t bytes :
        {std::size_t{0}, std::size_t{1}, std::size_t{65}, std::size_t{1} << 20}) {
-    auto* memory = static_cast<unsigned char*>(backend_->Allocate(bytes));
+    void* memory = backend_->Allocate(bytes);
     ASSERT_NE(memory, nullptr);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory) % 64, 0u);
-    for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(memory[i], 0);
-    if (bytes > 0) std::memset(memory, 0xff, bytes);  // what the next allocation must not show
+    std::vector<unsigned char> seen(bytes, 0xa5);
+    Check(backend_->Download(seen.data(), memory, bytes));
+    EXPECT_EQ(seen, std::vector<unsigned char>(bytes));
+    // What the next allocation must not show.
+    Check(backend_->Upload(memory, std::vector<unsigned char>(bytes, 0xff).data(), bytes));
     backend_->Free(memory);
+    void* staging = backend_->AllocateStaging(bytes);
+    ASSERT_NE(staging, nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(staging) % 64, 0u);
+    if (bytes > 0) std::memset(staging, 0xff, bytes);  // the host's in any case
+    backend_->FreeStaging(staging);
   }
   backend_->Free(nullptr);
+  backend_->FreeStaging(nullptr);
 }
 
 TEST_P(Memory, RefusesWhatCannotExist) {
   EXPECT_EQ(backend_->Allocate(std::numeric_limits<std::size_t>::max() - 10), nullptr);
+  EXPECT_EQ(backend_->AllocateStaging(std::numeric_limits<std::size_t>::max() - 10), nullptr);
+  Buffer still(*backend_, {1, 2});  // a refusal leaves the backend as good as before
+  EXPECT_EQ(still.Read(), (std::vector<float>{1, 2}));
 }
 
 TEST_P(Memory, CopiesEveryByte) {
   const std::vector<float> values = Gaussian(5 * kBlockElements + 3, 4);
   const Buffer from(*backend_, values, 1);
   const Buffer to(*backend_, values.size());
-  Check(backend_->Copy(to.get(), from.get(), values.size() * sizeof(float)));
+  // Pieces of awkward sizes, one of them empty; the last piece of all goes first.
+  std::vector<CopyJob> jobs;
+  const std::size_t cuts[] = {0, 1, 1, 4, 300, kBlockElements + 7, values.size()};
+  for (std::size_t i = std::size(cuts) - 1; i > 0; --i) {
+    jobs.push_back({to.get() + cuts[i - 1], from.get() + cuts[i - 1],
+                    (cuts[i] - cuts[i - 1]) * sizeof(float)});
+  }
+  Check(backend_->Copy(jobs));
   EXPECT_TRUE(testing::SameBits(to.Read(), values));
+  EXPECT_TRUE(testing::SameBits(from.Read(), values));
+}
+
+// Values on the iterate dtype's grid come back as they were; a power of two is not seen.
+TEST_P(Memory, IterateElementsKeepWhatTheyHold) {
+  std::vector<float> values;
+  for (int i = -1000; i <= 1000; ++i) values.push_back(static_cast<float>(i));
+  for (const int exponent : {-140, -100, -20, 0, 20, 100}) {
+    std::vector<float> scaled = values;
+    for (float& value : scaled) value = std::ldexp(value, exponent);
+    EXPECT_TRUE(testing::SameBits(testing::IterateBuffer(*backend_, scaled, 1).Read(), scaled))
+        << "2^" << exponent;
+  }
+}
+
+TEST_P(Memory, IterateElementsAreRoundedToNearestEven) {
+  const std::vector<float> values = Gaussian(kBlockElements + 3, 5);
+  const Dtype dtype = backend_->iterate_dtype();
+  const testing::IterateBuffer stored(*backend_, values);
+  const std::vector<float> found = stored.Read();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto scaled = static_cast<float>(values[i] * stored.scale());
+    const float expected = dtype == Dtype::kF32    ? scaled
+                           : dtype == Dtype::kBF16 ? BF16ToFloat(FloatToBF16(scaled))
+                                                   : F16ToFloat(FloatToF16(scaled));
+    ASSERT_EQ(found[i], static_cast<float>(expected / stored.scale())) << i;
+  }
 }
 
 TEST_P(Memory, NamesItself) {
-  EXPECT_EQ(backend_->name(), GetParam().name);
-  EXPECT_EQ(backend_->description().rfind(GetParam().name, 0), 0u) << backend_->description();
+  const std::string name(backend_->name());
+  EXPECT_EQ(std::string(GetParam().name).rfind(name, 0), 0u) << name;
+  EXPECT_EQ(backend_->description().rfind(name, 0), 0u) << backend_->description();
   EXPECT_GT(backend_->NewtonSchulzScratchBytes(64, 32), 0u);
 }
 

@@ -17,6 +17,7 @@ using testing::BackendTest;
 using testing::Buffer;
 using testing::CaseName;
 using testing::Check;
+using testing::Staged;
 
 constexpr std::uint32_t kPatterns = 0x10000;
 
@@ -119,7 +120,8 @@ TEST_P(BulkConversion, AccumulateWidensEveryPattern) {
     std::vector<std::uint16_t> bits(kPatterns);
     for (std::uint32_t i = 0; i < kPatterns; ++i) bits[i] = static_cast<std::uint16_t>(i);
     const Buffer acc(*backend_, kPatterns);
-    Check(backend_->Accumulate(acc.get(), bits.data(), format.dtype, kPatterns, true));
+    const Staged staged(*backend_, bits.data(), 2 * kPatterns);
+    Check(backend_->Accumulate(acc.get(), staged.get(), format.dtype, kPatterns, true));
     const std::vector<float> values = acc.Read();
     for (std::uint32_t i = 0; i < kPatterns; ++i) {
       const float expected = format.widen(bits[i]);
