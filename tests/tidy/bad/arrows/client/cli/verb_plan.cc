@@ -1,0 +1,2 @@
+#include "server/registry/a.h"
+#include "server/step/machine.h"
