@@ -40,6 +40,11 @@ absl::Status CheckOptions(const SessionOptions& options) {
   return absl::OkStatus();
 }
 
+bool SameDaemons(const v1::RegisterReply& a, const v1::RegisterReply& b) {
+  return std::equal(a.daemons().begin(), a.daemons().end(), b.daemons().begin(),
+                    b.daemons().end());
+}
+
 }  // namespace
 
 Session::Session() = default;
@@ -96,6 +101,12 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
   const v1::RegisterReply* behind = &home;
   for (int daemon = 0; daemon < daemons_->count(); ++daemon) {
     const v1::RegisterReply& reply = replies[daemon];
+    if (!SameDaemons(home, reply) || (daemons_->count() > 1 && reply.daemon() != daemon)) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "run \"%s\": register: daemons \"%s\" and \"%s\" have different lists of peers: start all "
+          "with one list in one order",
+          spec_.name, (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer()));
+    }
     if (reply.plan_hash() != home.plan_hash()) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "run \"%s\": register: daemons \"%s\" and \"%s\" have different plans (%s and %s): they "
@@ -178,12 +189,18 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
   request.set_reason(reason);
   v1::RaiseGenerationReply reply;
   const int home = daemons_->home();
-  const CallResult result = CallWithRetries(
+  absl::Status answer;  // the daemon's last: it names who is missing
+  CallResult result = CallWithRetries(
       Plan(home, "raise the generation", options_.call_timeout), [&](const Attempt& attempt) {
         request.set_wait_ms(WaitMs(attempt.deadline));
-        return CallOnce((*daemons_)[home].control(), &v1::Optimizer::Stub::RaiseGeneration,
-                        request, &reply, attempt.deadline);
+        CallResult once =
+            CallOnce((*daemons_)[home].control(), &v1::Optimizer::Stub::RaiseGeneration, request,
+                     &reply, attempt.deadline);
+        if (absl::IsUnavailable(once.status)) answer = once.status;
+        return once;
       });
+  // A last try had no time left for an answer.
+  if (absl::IsDeadlineExceeded(result.status) && !answer.ok()) result.status = answer;
   MUOND_RETURN_IF_ERROR(result.status);
   return Rejoin();
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "grpcpp/grpcpp.h"
 
 namespace muond {
@@ -41,11 +43,15 @@ Peers::Peers(PeerList list, absl::Duration patience)
   }
 }
 
+std::string Peers::Agreement(const std::string& plan_hash) const {
+  return absl::StrCat(plan_hash, " over ", absl::StrJoin(list_.daemons, ","));
+}
+
 v1::PeerRun Peers::Introduction(const std::string& run, const std::string& plan_hash) const {
   v1::PeerRun peer;
   peer.set_run(run);
   peer.set_daemon(self());
-  peer.set_plan_hash(plan_hash);
+  peer.set_agreement(Agreement(plan_hash));
   return peer;
 }
 

@@ -25,6 +25,8 @@ class Peers {
   // Of another daemon than this one.
   v1::Peer::Stub& stub(int daemon) { return *stubs_[daemon]; }
 
+  // What daemons must agree on before they speak of a run: its plan, and the list of daemons.
+  std::string Agreement(const std::string& plan_hash) const;
   // What every message to a peer says first.
   v1::PeerRun Introduction(const std::string& run, const std::string& plan_hash) const;
 

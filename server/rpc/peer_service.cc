@@ -6,7 +6,7 @@ namespace muond {
 
 absl::StatusOr<std::shared_ptr<Run>> PeerService::Find(const v1::PeerRun& peer) const {
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, runs_->Find(peer.run()));
-  MUOND_RETURN_IF_ERROR(run->CheckPlan(peer.daemon(), peer.plan_hash()));
+  MUOND_RETURN_IF_ERROR(run->CheckPeer(peer.daemon(), peer.agreement()));
   return run;
 }
 

@@ -101,7 +101,8 @@ void Run::CountMemory(int sign) {
   std::int64_t weights = 0;
   for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
     const RoutedParameter& routed = routing().parameters[i];
-    if (routed.state == static_cast<int>(i)) weights += routed.elements * sizeof(float);
+    if (routed.state != static_cast<int>(i)) continue;
+    weights += registry_.ElementsHere(static_cast<int>(i)) * sizeof(float);
   }
   const std::int64_t second_moments = engines_->state_bytes() - 2 * weights;
   context_.metrics->AddMemory(MemoryKind::kMaster, sign * weights);

@@ -152,8 +152,9 @@ class Run : public std::enable_shared_from_this<Run> {
   void Stop(const absl::Status& status);
 
   // -- The other daemons of the run
-  // FAILED_PRECONDITION when a peer plans otherwise, INVALID_ARGUMENT when it is none.
-  absl::Status CheckPlan(int daemon, const std::string& plan_hash) const;
+  // FAILED_PRECONDITION when a peer has another plan or list of daemons, INVALID_ARGUMENT when it
+  // is none.
+  absl::Status CheckPeer(int daemon, const std::string& agreement) const;
   // Votes that another daemon cast or passed on; the first that the step machine refused, or OK.
   absl::Status OnVotes(const std::vector<CastVote>& votes);
   std::vector<CastVote> VotesOf(std::int64_t step) const;

@@ -21,16 +21,17 @@ void CallAll(std::vector<std::function<void()>>& after) {
 
 }  // namespace
 
-absl::Status Run::CheckPlan(int daemon, const std::string& plan_hash) const {
+absl::Status Run::CheckPeer(int daemon, const std::string& agreement) const {
   if (daemon < 0 || daemon >= context_.peers->count() || daemon == context_.peers->self()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run \"%s\": daemon %d: no other daemon of this run", name(), daemon));
   }
-  if (plan_hash == registry_.plan().hash) return absl::OkStatus();
+  const std::string own = context_.peers->Agreement(registry_.plan().hash);
+  if (agreement == own) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
-      "run \"%s\": daemon \"%s\" plans otherwise (%s, here %s): all daemons must run one version "
-      "with one list of peers",
-      name(), context_.peers->daemons()[daemon], plan_hash, registry_.plan().hash));
+      "run \"%s\": daemon \"%s\" has another plan or list of daemons (%s; here %s): all must run "
+      "one version with one list of peers",
+      name(), context_.peers->daemons()[daemon], agreement, own));
 }
 
 StepLayout Run::LayoutOf() const {
