@@ -103,8 +103,8 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
     const v1::RegisterReply& reply = replies[daemon];
     if (!SameDaemons(home, reply) || (daemons_->count() > 1 && reply.daemon() != daemon)) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "run \"%s\": register: daemons \"%s\" and \"%s\" have different lists of peers: start all "
-          "with one list in one order",
+          "run \"%s\": register: daemons \"%s\" and \"%s\" have different lists of peers: start "
+          "all with one list in one order",
           spec_.name, (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer()));
     }
     if (reply.plan_hash() != home.plan_hash()) {
