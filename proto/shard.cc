@@ -30,4 +30,19 @@ ElementRange RangeInShard(const Box& box, const Dims& shape, const Shard& shard)
   return {first, ElementsBefore(box, shape, shard.first + shard.elements) - first};
 }
 
+std::vector<ElementRange> RangesInShards(const Box& box, const Dims& shape,
+                                         std::span<const Shard> shards) {
+  std::vector<ElementRange> ranges;
+  for (const Shard& shard : shards) {
+    const ElementRange range = RangeInShard(box, shape, shard);
+    if (range.count == 0) continue;
+    if (!ranges.empty() && ranges.back().first + ranges.back().count == range.first) {
+      ranges.back().count += range.count;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
 }  // namespace muond

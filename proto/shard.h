@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "proto/values.h"
 
@@ -35,5 +37,10 @@ std::int64_t ElementsBefore(const Box& box, const Dims& shape, std::int64_t flat
 // The elements of the box that lie in the shard. Always one range, since a box lists its elements
 // in the tensor's order; count is 0 where box and shard have none in common.
 ElementRange RangeInShard(const Box& box, const Dims& shape, const Shard& shard);
+
+// The elements of the box that lie in any of the shards, which are ascending and don't overlap:
+// ascending, none adjacent (shards that adjoin are one range), none empty.
+std::vector<ElementRange> RangesInShards(const Box& box, const Dims& shape,
+                                         std::span<const Shard> shards);
 
 }  // namespace muond

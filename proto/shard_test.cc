@@ -113,5 +113,18 @@ TEST(Shard, ABoxOfManyBytesDoesNotOverflow) {
             (ElementRange{0, half * half}));
 }
 
+TEST(Shard, RangesOfShardsThatAdjoinAreOne) {
+  // Rows 1 and 2 of 4 x 5, columns 1 to 3: elements 6, 7, 8 and 11, 12, 13.
+  const Box box{{1, 1}, {2, 3}, false};
+  const Shard shards[] = {{.first = 0, .elements = 7}, {.first = 7, .elements = 1},
+                          {.first = 12, .elements = 8}};
+  const std::vector<ElementRange> expected = {{0, 2}, {4, 2}};
+  EXPECT_EQ(RangesInShards(box, {4, 5}, shards), expected);
+  // Between 8 and 11 the box has nothing: its own elements go on without a gap.
+  const Shard around[] = {{.first = 0, .elements = 9}, {.first = 10, .elements = 10}};
+  EXPECT_EQ(RangesInShards(box, {4, 5}, around), (std::vector<ElementRange>{{0, 6}}));
+  EXPECT_TRUE(RangesInShards(box, {4, 5}, {}).empty());
+}
+
 }  // namespace
 }  // namespace muond

@@ -22,6 +22,7 @@
 #include "grpcpp/server_builder.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/sync_stream.h"
+#include "proto/channel.h"
 #include "proto/check.h"
 #include "proto/status.h"
 
@@ -203,7 +204,7 @@ absl::StatusOr<BareStreamRates> MeasureBareStreamOfProcess(const std::string& pr
       absl::UnavailableError(absl::StrFormat("bare stream: cannot run %s", program));
   if (error == 0) {
     const auto channel =
-        client::MakeChannel("unix:" + socket, chunk_bytes + client::kMessageHeaderBytes);
+        MakeChannel("unix:" + socket, chunk_bytes + client::kMessageHeaderBytes);
     if (channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10))) {
       rates = MeasureBareStream(channel, chunk_bytes, total_bytes);
     }

@@ -6,6 +6,7 @@
 #include "client/cpp/connection.h"
 #include "grpcpp/channel.h"
 #include "gtest/gtest.h"
+#include "proto/channel.h"
 
 namespace muond::bench {
 namespace {
@@ -23,7 +24,7 @@ TEST(BareStream, RunsThroughASocket) {
   const auto server = BareStreamServer::Start("127.0.0.1:0");
   ASSERT_TRUE(server.ok()) << server.status();
   const auto channel =
-      client::MakeChannel(absl::StrFormat("127.0.0.1:%d", (*server)->port()), 2 * kChunk);
+      MakeChannel(absl::StrFormat("127.0.0.1:%d", (*server)->port()), 2 * kChunk);
   ExpectPlausible(MeasureBareStream(channel, kChunk, kTotal));
 }
 
@@ -32,7 +33,7 @@ TEST(BareStream, SaysWhatWentWrong) {
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(MeasureBareStreamOfProcess("/no/such/program", kChunk, kTotal).status().code(),
             absl::StatusCode::kUnavailable);
-  const auto nobody = client::MakeChannel("unix:/no/such/socket", 2 * kChunk);
+  const auto nobody = MakeChannel("unix:/no/such/socket", 2 * kChunk);
   EXPECT_EQ(MeasureBareStream(nobody, kChunk, kTotal).status().code(),
             absl::StatusCode::kUnavailable);
 }

@@ -7,6 +7,7 @@
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/impl/client_unary_call.h"
 #include "grpcpp/impl/rpc_method.h"
+#include "proto/channel.h"
 #include "proto/check.h"
 #include "proto/status.h"
 

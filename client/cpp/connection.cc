@@ -2,22 +2,16 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
-#include "grpcpp/support/channel_arguments.h"
+#include "proto/channel.h"
 #include "proto/check.h"
 
 namespace muond::client {
 namespace {
 
-constexpr int kKeepaliveMs = 10'000;
-constexpr int kReconnectInitialMs = 50;
-constexpr int kReconnectMaxMs = 1'000;
 // sockaddr_un holds 108 bytes, one of them the terminator.
 constexpr std::size_t kUnixPathMax = 107;
 
@@ -39,10 +33,6 @@ absl::StatusOr<std::string> ResolveUnix(const std::string& endpoint) {
     return BadEndpoint(endpoint, "the path of a unix socket has at most 107 bytes");
   }
   return "unix:" + path;
-}
-
-int Clamp(std::int64_t bytes) {
-  return static_cast<int>(std::min<std::int64_t>(bytes, std::numeric_limits<int>::max()));
 }
 
 }  // namespace
@@ -72,27 +62,6 @@ absl::StatusOr<std::string> ResolveTarget(const std::string& endpoint) {
   }
   if (port < 1 || port > 65'535) return BadEndpoint(endpoint, "the port is not within 1..65535");
   return endpoint;
-}
-
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
-                                           std::int64_t message_bytes_max) {
-  grpc::ChannelArguments arguments;
-  // Without a pool of its own a second channel to the same target shares the first one's socket.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // A daemon that restarts is back within a second or two: look for it that often.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectInitialMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
-  // A daemon is named by an address of its own; a proxy for web pages has no part in it.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetMaxReceiveMessageSize(Clamp(message_bytes_max));
-  arguments.SetMaxSendMessageSize(Clamp(message_bytes_max));
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
 }
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(

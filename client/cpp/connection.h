@@ -24,10 +24,6 @@ inline constexpr std::int64_t kControlMessageBytes = std::int64_t{64} << 20;
 // $MUOND_ENDPOINT. INVALID_ARGUMENT that quotes the endpoint and shows what is meant.
 absl::StatusOr<std::string> ResolveTarget(const std::string& endpoint);
 
-// A channel that shares its connection with no other; connects at the first call.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
-                                           std::int64_t message_bytes_max);
-
 // The channels of one session. Thread-safe.
 class Connection {
  public:

@@ -62,7 +62,9 @@ absl::StatusOr<OwnerTable> OwnerTable::Make(const RunSpec& spec,
       return Unusable(spec, absl::StrFormat("no parameter \"%s\"", routed.name()));
     }
     MUOND_RETURN_IF_ERROR(CheckCover(spec, holder->second, shards[holder->second]));
-    table.parameters_.at(routed.name()).shards = shards[holder->second];
+    std::vector<std::vector<Shard>>& by_daemon = table.parameters_.at(routed.name()).shards;
+    by_daemon.resize(table.daemons_);
+    for (const Shard& shard : shards[holder->second]) by_daemon[shard.owner].push_back(shard);
   }
   return table;
 }
@@ -74,18 +76,7 @@ std::vector<ElementRange> OwnerTable::Owned(int daemon, const std::string& param
     return elements > 0 ? std::vector<ElementRange>{{0, elements}} : std::vector<ElementRange>{};
   }
   const Parameter& owned = parameters_.at(parameter);
-  std::vector<ElementRange> ranges;
-  for (const Shard& shard : owned.shards) {
-    if (shard.owner != daemon) continue;
-    const ElementRange range = RangeInShard(box, owned.shape, shard);
-    if (range.count == 0) continue;
-    if (!ranges.empty() && ranges.back().first + ranges.back().count == range.first) {
-      ranges.back().count += range.count;
-    } else {
-      ranges.push_back(range);
-    }
-  }
-  return ranges;
+  return RangesInShards(box, owned.shape, owned.shards[daemon]);
 }
 
 }  // namespace muond::client

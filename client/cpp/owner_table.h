@@ -29,7 +29,7 @@ class OwnerTable {
  private:
   struct Parameter {
     Dims shape;
-    std::vector<Shard> shards;  // `owner` is the daemon; none: daemon 0 owns it whole
+    std::vector<std::vector<Shard>> shards;  // by daemon; unread where there is one
   };
   int daemons_ = 1;
   std::unordered_map<std::string, Parameter> parameters_;

@@ -1,6 +1,5 @@
 #include "server/cluster/ask_hashes.h"
 
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -20,17 +19,13 @@ absl::StatusOr<std::vector<v1::StateHashesReply>> AskStateHashes(Peers& peers,
   request.set_version(version);
   std::vector<v1::StateHashesReply> replies(peers.count());
   std::vector<absl::Status> statuses(peers.count());
-  std::vector<std::thread> threads;
-  for (int daemon = 0; daemon < peers.count(); ++daemon) {
-    if (daemon == peers.self()) continue;
-    threads.emplace_back([&, daemon] {
-      grpc::ClientContext context;
-      context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-      statuses[daemon] =
-          FromGrpc(peers.stub(daemon).StateHashes(&context, request, &replies[daemon]));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  AtOnce(peers.count(), [&](int daemon) {
+    if (daemon == peers.self()) return;
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    statuses[daemon] =
+        FromGrpc(peers.stub(daemon).StateHashes(&context, request, &replies[daemon]));
+  });
   for (int daemon = 0; daemon < peers.count(); ++daemon) {
     if (statuses[daemon].ok()) continue;
     return absl::Status(statuses[daemon].code(),

@@ -1,7 +1,5 @@
 #include "server/cluster/hello.h"
 
-#include <thread>
-
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/status.h"
@@ -16,18 +14,15 @@ std::vector<HelloAnswer> AskHello(Peers& peers, const std::string& run,
   for (int daemon = 0; daemon < peers.count(); ++daemon) {
     if (daemon != peers.self()) answers.push_back({daemon, {}, {}});
   }
-  std::vector<std::thread> threads;
-  for (HelloAnswer& answer : answers) {
-    threads.emplace_back([&] {
-      grpc::ClientContext context;
-      context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-      v1::HelloReply reply;
-      answer.status = FromGrpc(peers.stub(answer.daemon).Hello(&context, request, &reply));
-      answer.position = {reply.position().generation(), reply.position().next_step(),
-                         reply.position().state()};
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  AtOnce(static_cast<int>(answers.size()), [&](int i) {
+    HelloAnswer& answer = answers[i];
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    v1::HelloReply reply;
+    answer.status = FromGrpc(peers.stub(answer.daemon).Hello(&context, request, &reply));
+    answer.position = {reply.position().generation(), reply.position().next_step(),
+                       reply.position().state()};
+  });
   return answers;
 }
 

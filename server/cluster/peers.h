@@ -1,6 +1,7 @@
 // The connections to the other daemons. Thread-safe.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,9 @@
 #include "server/cluster/peer_list.h"
 
 namespace muond {
+
+// Calls `ask` for each of `count` daemons, each on a thread of its own, and waits for all.
+void AtOnce(int count, const std::function<void(int daemon)>& ask);
 
 class Peers {
  public:

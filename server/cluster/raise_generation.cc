@@ -1,7 +1,6 @@
 #include "server/cluster/raise_generation.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -23,19 +22,15 @@ constexpr absl::Duration kPause = absl::Milliseconds(100);
 std::vector<absl::Status> AskAll(int daemons, absl::Time deadline,
                                  const std::function<absl::Status(int)>& ask) {
   std::vector<absl::Status> results(daemons);
-  std::vector<std::thread> threads;
-  for (int daemon = 0; daemon < daemons; ++daemon) {
-    threads.emplace_back([&, daemon] {
-      for (;;) {
-        results[daemon] = ask(daemon);
-        const bool again =
-            absl::IsUnavailable(results[daemon]) || absl::IsDeadlineExceeded(results[daemon]);
-        if (!again || absl::Now() + kPause >= deadline) return;
-        absl::SleepFor(kPause);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  AtOnce(daemons, [&](int daemon) {
+    for (;;) {
+      results[daemon] = ask(daemon);
+      const bool again =
+          absl::IsUnavailable(results[daemon]) || absl::IsDeadlineExceeded(results[daemon]);
+      if (!again || absl::Now() + kPause >= deadline) return;
+      absl::SleepFor(kPause);
+    }
+  });
   return results;
 }
 

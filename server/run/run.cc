@@ -361,7 +361,7 @@ void Run::Stop(const absl::Status& status) {
     Carry(effects, after);
     metrics_->SetState(StateLocked());
   }
-  for (auto& call : after) call();
+  CallAll(after);
 }
 
 }  // namespace muond

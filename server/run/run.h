@@ -188,6 +188,9 @@ class Run : public std::enable_shared_from_this<Run> {
  private:
   Run(Registry registry, const RunContext& context);
   using After = std::vector<std::function<void()>>;  // callbacks to call without the lock
+  static void CallAll(After& after) {
+    for (auto& call : after) call();
+  }
 
   absl::Status CheckOpen(std::int64_t generation) const;
   absl::Status CheckJoined(std::int64_t rank) const;

@@ -5,14 +5,6 @@
 #include "spdlog/spdlog.h"
 
 namespace muond {
-namespace {
-
-void CallAll(std::vector<std::function<void()>>& after) {
-  for (auto& call : after) call();
-}
-
-}  // namespace
-
 void Run::CarryReduce(const ReduceEffect& effect) {
   ReduceRequest request{.state = effect.state, .divisor = effect.divisor};
   for (const Layer& layer : effect.layers) request.layers.push_back(layers_.at(layer));

@@ -15,10 +15,6 @@ namespace {
 
 constexpr absl::Duration kHelloTimeout = absl::Seconds(1);
 
-void CallAll(std::vector<std::function<void()>>& after) {
-  for (auto& call : after) call();
-}
-
 }  // namespace
 
 absl::Status Run::CheckPeer(int daemon, const std::string& agreement) const {

@@ -38,23 +38,15 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
   std::vector<PullSlice> result;
   auto add = [&](int parameter, const Box& box, std::int64_t slice) {
     const ParameterSpec& spec = this->spec().parameters[parameter];
-    PullSlice part{.parameter = routing().parameters[parameter].state,
-                   .box = box,
-                   .dtype = master ? Dtype::kF32 : spec.dtype,
-                   .slice = slice,
-                   .name = spec.name};
-    // Shards that adjoin are one range: they differ in their device only.
-    for (const Shard& shard : registry_.ShardsHere(parameter)) {
-      const ElementRange range = RangeInShard(box, *spec.shape, shard);
-      if (range.count == 0) continue;
-      if (part.range.count > 0 && part.range.first + part.range.count == range.first) {
-        part.range.count += range.count;
-        continue;
-      }
-      if (part.range.count > 0) result.push_back(part);
-      part.range = range;
+    for (const ElementRange& range :
+         RangesInShards(box, *spec.shape, registry_.ShardsHere(parameter))) {
+      result.push_back({.parameter = routing().parameters[parameter].state,
+                        .box = box,
+                        .range = range,
+                        .dtype = master ? Dtype::kF32 : spec.dtype,
+                        .slice = slice,
+                        .name = spec.name});
     }
-    if (part.range.count > 0) result.push_back(std::move(part));
   };
   if (slices.empty()) {
     for (std::size_t i = 0; i < spec().parameters.size(); ++i) {

@@ -28,10 +28,6 @@ RunMetrics::ScaleMove MoveOf(ScaleChange change) {
   return RunMetrics::ScaleMove::kNone;
 }
 
-void CallAll(std::vector<std::function<void()>>& after) {
-  for (auto& call : after) call();
-}
-
 }  // namespace
 
 absl::Status Run::NotRunning(std::int64_t rank) const {

@@ -15,17 +15,7 @@ namespace {
 std::vector<ElementRange> RangesOf(const Box& box, const SliceTarget& target) {
   const std::int64_t elements = box.Elements();
   if (target.shards.empty()) return {{0, elements}};
-  std::vector<ElementRange> ranges;
-  for (const Shard& shard : target.shards) {
-    const ElementRange range = RangeInShard(box, target.shape, shard);
-    if (range.count == 0) continue;
-    if (!ranges.empty() && ranges.back().first + ranges.back().count == range.first) {
-      ranges.back().count += range.count;
-    } else {
-      ranges.push_back(range);
-    }
-  }
-  return ranges;
+  return RangesInShards(box, target.shape, target.shards);
 }
 
 std::int64_t CountOf(const std::vector<ElementRange>& ranges) {
