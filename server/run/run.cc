@@ -161,9 +161,7 @@ absl::StatusOr<Run::JoinReply> Run::Join(const RunSpec& spec, std::int64_t rank,
   left_.erase(rank);
   metrics_->SetTrainersConnected(static_cast<std::int64_t>(registry_.joined_ranks().size()));
   if (machine_ == nullptr && registry_.complete()) {
-    StepLayout layout = LayoutOf();
-    initial_.Expect(layout);
-    machine_ = std::make_unique<StepMachine>(std::move(layout), this->spec(), start_);
+    MakeMachine();
     StartIfReady();
   }
   return JoinReply{joined->rejoined, joined->missing_ranks};

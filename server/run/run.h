@@ -225,7 +225,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void LoseState(const std::string& why);
   absl::Status NeedsRestore() const;
   void Reset(std::int64_t resume_step);
-  StepLayout LayoutOf() const;
+  void MakeMachine();
   // The hashes of what is here, and the digest as far as it is known.
   struct HashedState {
     std::vector<ShardHashes> shards;
@@ -257,6 +257,7 @@ class Run : public std::enable_shared_from_this<Run> {
   mutable std::mutex mutex_;
   std::unique_ptr<StepMachine> machine_;  // from the moment that all ranks have joined
   StepStart start_;                       // where it starts
+  std::int64_t promised_ = 0;             // before it: no vote below this generation
   std::int64_t life_ = 0;  // raised when all state is forgotten: what comes from before is stale
   std::string lost_;       // not empty: why the run needs a restore
   std::shared_ptr<VoteExchange> vote_exchange_;  // of the step that this daemon has voted on

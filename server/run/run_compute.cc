@@ -5,6 +5,7 @@
 #include "spdlog/spdlog.h"
 
 namespace muond {
+
 void Run::CarryReduce(const ReduceEffect& effect) {
   ReduceRequest request{.state = effect.state, .divisor = effect.divisor};
   for (const Layer& layer : effect.layers) request.layers.push_back(layers_.at(layer));

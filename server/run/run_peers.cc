@@ -30,8 +30,15 @@ absl::Status Run::CheckPeer(int daemon, const std::string& agreement) const {
       name(), context_.peers->daemons()[daemon], agreement, own));
 }
 
-StepLayout Run::LayoutOf() const {
-  return StepLayoutOf(registry_, context_.peers->daemons(), context_.peers->self());
+// The lock is held; all ranks have joined.
+void Run::MakeMachine() {
+  StepLayout layout =
+      StepLayoutOf(registry_, context_.peers->daemons(), context_.peers->self());
+  initial_.Expect(layout);
+  machine_ = std::make_unique<StepMachine>(std::move(layout), spec(), start_);
+  if (promised_ > start_.generation) {
+    MUOND_CHECK(machine_->OnPrepare(promised_).ok(), "a promise that was given is kept");
+  }
 }
 
 // ---- Votes ------------------------------------------------------------------------------------
@@ -179,12 +186,14 @@ absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool 
     if (!promise.ok()) return absl::AbortedError(promise.status().message());
     return promise;
   }
-  // Nothing was ever voted here: the promise is kept by starting above it.
-  if (generation <= start_.generation) {
+  // Nothing was ever voted here; the machine is told of the promise when it is made.
+  const std::int64_t least = std::max(start_.generation + 1, promised_);
+  if (generation < least) {
     return absl::AbortedError(absl::StrFormat(
-        "run \"%s\": prepare generation %d: this daemon is at %d", name(), generation,
-        start_.generation));
+        "run \"%s\": prepare generation %d: this daemon is at %d and has promised %d", name(),
+        generation, start_.generation, promised_));
   }
+  promised_ = generation;
   return StepMachine::Promise{start_.next_step, {}};
 }
 
@@ -199,11 +208,13 @@ absl::Status Run::Raise(const RaiseOrder& order) {
     Effects effects;
     if (machine_ != nullptr) {
       machine_->OnGeneration(order.generation, order.settled, effects);
-      if (machine_->generation() != order.generation) {
-        return absl::AbortedError(absl::StrFormat(
-            "run \"%s\": raise the generation to %d: a higher one has been promised since", name(),
-            order.generation));
-      }
+    }
+    const bool overtaken = machine_ == nullptr ? order.generation < promised_
+                                               : machine_->generation() != order.generation;
+    if (overtaken) {
+      return absl::AbortedError(absl::StrFormat(
+          "run \"%s\": raise the generation to %d: a higher one has been promised since", name(),
+          order.generation));
     }
     spdlog::info("run \"{}\": generation {} raised to {}{}", name(), now, order.generation,
                  order.reinitialize ? ", state is forgotten" : "");
@@ -221,16 +232,11 @@ void Run::Reset(std::int64_t resume_step) {
   ++life_;
   lost_.clear();
   EndAttempt();
-  EndVotes();
   committing_ = false;
   running_ = false;
   initial_ = {};
   initial_slices_.Clear(absl::AbortedError("the run is initialized anew"));
-  if (machine_ != nullptr) {
-    StepLayout layout = LayoutOf();
-    initial_.Expect(layout);
-    machine_ = std::make_unique<StepMachine>(std::move(layout), spec(), start_);
-  }
+  if (machine_ != nullptr) MakeMachine();
   engines_->Reset([self = shared_from_this(), life = life_](const absl::Status& status) {
     if (!status.ok()) self->FailEngine(life, std::string(status.message()));
   });

@@ -139,14 +139,17 @@ absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::in
 }
 
 // The lock is held. What was written went to the layers of its own attempt; another attempt has
-// others, and so has a stream that came with another dtype. A layer without memory is complete:
-// this slice is a repetition then. What was only compared is nowhere: it must be there still.
+// others (they are numbered anew when state is forgotten, in a higher generation), and so has a
+// stream that came with another dtype. A layer without memory is complete: this slice is a
+// repetition then. What was only compared is nowhere: it must be there still.
 bool Run::StillPlaced(const OpenSlice& slice, const Layer& layer) const {
   if (slice.memory == nullptr) {
     const auto admission = machine_->Admit(slice.id, slice.generation, slice.step);
     return !admission.ok() || *admission == StepMachine::Admission::kVerify;
   }
-  if (slice.attempt != machine_->attempt()) return false;
+  if (slice.generation != machine_->generation() || slice.attempt != machine_->attempt()) {
+    return false;
+  }
   const std::shared_ptr<StagingBuffer>& memory = layers_.at(layer).memory;
   return memory == nullptr || memory == slice.memory;
 }

@@ -1,11 +1,14 @@
 // A run that spans several daemons: who owns what, one verdict for all, errors that name.
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/metrics/exposition_for_test.h"
 #include "tests/support/cluster_fixture.h"
 
 namespace muond::cluster {
@@ -48,6 +51,26 @@ TEST(Daemons, EachHoldsItsShareOfTheState) {
     total += status.state_bytes();
   }
   EXPECT_EQ(total, 2 * 64 * 32 * 8 + (300000 + 5) * 12);
+}
+
+// The gauges counted the whole run on every daemon, and second moments below zero.
+TEST(Daemons, MemoryMetricsCountWhatEachHolds) {
+  Cluster cluster(3);
+  TestRun run(cluster.channel(0), Spec());
+  std::map<std::string, double> bytes;
+  for (int daemon = 0; daemon < 3; ++daemon) {
+    const auto samples = ParseExposition(cluster.service(daemon).Metrics());
+    for (const char* kind : {"master", "momentum", "second_moment"}) {
+      const double held = samples.at(
+          absl::StrFormat("muond_memory_bytes{kind=\"%s\",location=\"host\"}", kind));
+      EXPECT_GE(held, 0) << kind << " of daemon " << daemon;
+      bytes[kind] += held;
+    }
+  }
+  constexpr double kAdamW = 300000 + 5, kMuon = 2 * 64 * 32;
+  EXPECT_EQ(bytes["master"], 4 * (kAdamW + kMuon));
+  EXPECT_EQ(bytes["momentum"], 4 * (kAdamW + kMuon));
+  EXPECT_EQ(bytes["second_moment"], 4 * kAdamW);
 }
 
 // A local verdict would apply the step on the daemons whose own gradients are finite.
