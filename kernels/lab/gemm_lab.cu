@@ -10,25 +10,11 @@
 
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemm_plan.h"
+#include "kernels/lab/check.h"
 
 namespace {
 
 using namespace muond::kernels::cuda;
-
-#define CHECK(call)                                                                         \
-  do {                                                                                      \
-    const cudaError_t status = (call);                                                      \
-    if (status != cudaSuccess) {                                                            \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status)); \
-      std::exit(1);                                                                         \
-    }                                                                                       \
-  } while (0)
-
-void CheckError(const muond::kernels::Error& error) {
-  if (!error) return;
-  std::printf("error: %s\n", error.message().c_str());
-  std::exit(1);
-}
 
 __device__ float Random(std::uint64_t index, std::uint64_t seed) {
   std::uint64_t x = index * 0x9E3779B97F4A7C15ull + seed;

@@ -13,27 +13,13 @@
 
 #include "kernels/coefficients.h"
 #include "kernels/cuda/newton_schulz.h"
+#include "kernels/lab/check.h"
 
 namespace {
 
 using namespace muond::kernels;
 using cuda::NewtonSchulz;
 using cuda::NewtonSchulzTuning;
-
-#define CHECK(call)                                                                         \
-  do {                                                                                      \
-    const cudaError_t status = (call);                                                      \
-    if (status != cudaSuccess) {                                                            \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status)); \
-      std::exit(1);                                                                         \
-    }                                                                                       \
-  } while (0)
-
-void CheckError(const Error& error) {
-  if (!error) return;
-  std::printf("error: %s\n", error.message().c_str());
-  std::exit(1);
-}
 
 int failures = 0;
 void Expect(bool good, const char* what, const std::string& detail) {
