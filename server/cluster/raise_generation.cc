@@ -113,9 +113,16 @@ absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::st
                              std::int64_t current, bool reinitialize, const RaiseHooks& own,
                              absl::Time deadline) {
   const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
+  // Each daemon has numbers of its own: two that coordinate at a time never give one to two orders.
+  const auto own_above = [&](std::int64_t generation) {
+    do ++generation;
+    while (generation % peers.count() != peers.self());
+    return generation;
+  };
   absl::Status status;
   // A daemon that is ahead, by another's unfinished try, refuses: go above it.
-  for (std::int64_t generation = current + 1; absl::Now() < deadline; ++generation) {
+  for (std::int64_t generation = own_above(current); absl::Now() < deadline;
+       generation = own_above(generation)) {
     status = TryOnce(peers, introduction, generation, reinitialize, own, deadline);
     if (!absl::IsAborted(status)) return status;
   }

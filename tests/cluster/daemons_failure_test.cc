@@ -86,7 +86,7 @@ TEST(DaemonDeath, OneThatComesBackEmptyNeedsARestore) {
 
   run.Reinitialize(weights);
   EXPECT_EQ(run.session(0).next_step(), 3);
-  EXPECT_EQ(run.session(0).generation(), 2);
+  EXPECT_GT(run.session(0).generation(), 1);
   EXPECT_EQ(run.Weights(), weights);
   const StepOutcome outcome = run.Step(NoiseFor(run.spec(), 3));
   EXPECT_TRUE(outcome.applied);

@@ -26,11 +26,12 @@ TEST_P(Generation, ARaisedOneStartsTheStepOverForAllRanks) {
   ASSERT_TRUE(run_.session(0).Begin({.step = 1, .loss_scale = 1}).ok());
   ASSERT_TRUE(run_.session(1).Begin({.step = 1, .loss_scale = 1}).ok());
   ASSERT_TRUE(run_.session(1).RaiseGeneration("gradients were lost").ok());
-  EXPECT_EQ(run_.session(1).generation(), 2);
+  const std::int64_t raised = run_.session(1).generation();
+  EXPECT_GT(raised, 1);
   const auto finished = run_.session(0).Finish();
   EXPECT_TRUE(absl::IsFailedPrecondition(finished.status())) << finished.status();
   ASSERT_TRUE(run_.session(0).Rejoin().ok());
-  EXPECT_EQ(run_.session(0).generation(), 2);
+  EXPECT_EQ(run_.session(0).generation(), raised);
   EXPECT_EQ(run_.TensorDigest(), before);
   EXPECT_TRUE(run_.Step(NoiseFor(run_.spec(), 2)).applied);
 }
@@ -39,8 +40,8 @@ TEST_P(Generation, WhoeverComesSecondFindsItRaised) {
   ASSERT_TRUE(run_.session(0).RaiseGeneration("first").ok());
   const absl::Status second = run_.session(1).RaiseGeneration("second");
   ASSERT_TRUE(second.ok()) << second;
-  EXPECT_EQ(run_.session(0).generation(), 2);
-  EXPECT_EQ(run_.session(1).generation(), 2);
+  EXPECT_GT(run_.session(0).generation(), 1);
+  EXPECT_EQ(run_.session(1).generation(), run_.session(0).generation());
   EXPECT_TRUE(run_.Step(NoiseFor(run_.spec(), 2)).applied);
 }
 
@@ -74,6 +75,20 @@ TEST_P(Generation, ReinitializingForgetsTheStateAndKeepsTheStep) {
   const StepOutcome outcome = run_.Step(NoiseFor(run_.spec(), 9));
   EXPECT_TRUE(outcome.applied);
   EXPECT_EQ(outcome.step, 3);
+}
+
+// Two coordinators with one number could give it to two orders.
+TEST(Generations, EachDaemonRaisesToNumbersOfItsOwn) {
+  Cluster cluster(3);
+  for (int daemon = 0; daemon < 3; ++daemon) {
+    RunSpec spec = Spec(1);
+    spec.name = "of-" + std::to_string(daemon);
+    TestRun run(cluster.channel(daemon), spec);
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(run.session().RaiseGeneration("test").ok());
+      EXPECT_EQ(run.session().generation() % 3, daemon);
+    }
+  }
 }
 
 }  // namespace
