@@ -58,8 +58,8 @@ def rules(scale):
         lines += [f"      - record: {name}", f"        expr: {quoted(scaled(expr, scale))}"]
     lines += ["  - name: muond.alerts", "    rules:"]
     for alert in present_alerts():
-        lines += [f"      - alert: {alert.name}", f"        expr: {quoted(scaled(alert.expr, "
-                                                  f"scale))}"]
+        lines += [f"      - alert: {alert.name}",
+                  f"        expr: {quoted(scaled(alert.expr, scale))}"]
         if alert.for_:
             lines.append(f"        for: {scaled(alert.for_, scale)}")
         lines += [f"        labels: {{severity: {alert.severity}}}", "        annotations:",
@@ -77,8 +77,8 @@ def tests():
         for kind, series in (("fires", case.fires), ("is silent", case.silent)):
             lines += [f"  - name: {alert.name} {kind}", "    interval: 1m", "    input_series:"]
             for selector, values in series.items():
-                lines += [f"      - series: {quoted(selector)}", f"        values: "
-                                                                 f"{quoted(values)}"]
+                lines += [f"      - series: {quoted(selector)}",
+                          f"        values: {quoted(values)}"]
             lines += ["    alert_rule_test:", f"      - eval_time: {case.at}",
                       f"        alertname: {alert.name}"]
             if kind == "is silent":
