@@ -302,9 +302,11 @@ DAEMONS = Dashboard(
                   "Finish waits for the other ranks; Push lasts as long as its stream "
                   "(grpc_server_handling_seconds)."),
             Panel("Calls that failed, by code", "stacked", "ops",
-                  (('sum by (grpc_code) (rate(grpc_server_handled_total%D{grpc_code!="OK"}'
+                  (('sum by (grpc_code) (rate(grpc_server_handled_total%D{grpc_code!~"OK|Canceled"}'
                     f"{RATE}))",
-                    "{{grpc_code}}"),), "grpc_server_handled_total."),
+                    "{{grpc_code}}"),),
+                  "Those that their caller gave up aside: votes of a step that ended meanwhile "
+                  "(grpc_server_handled_total)."),
             Panel("Requests that came again", "timeseries", "ops",
                   ((f"sum by (run) (rate(muond_duplicate_requests_total%R{RATE}))", "{{run}}"),),
                   "Answered from memory (muond_duplicate_requests_total)."),

@@ -67,9 +67,6 @@ TEST(StepEvents, KeepTheListsOfTheLastSampledStep) {
 class StepObserverTest : public testing::Test {
  protected:
   StepObserverTest() {
-    spec_.name = "r";
-    spec_.groups = {{.name = "g"}};
-    spec_.parameters = {{.name = "w", .shape = Dims{2, 2}, .group = "g"}};
     run_metrics_ = metrics_.OpenRun({.run = "r", .groups = {"g"}});
     events_.Subscribe("", [this](const auto& event) { seen_.push_back(*event); });
     observer_ = std::make_unique<StepObserver>(
@@ -85,7 +82,9 @@ class StepObserverTest : public testing::Test {
                          {{"g", {.lr = .25}}});
   }
 
-  RunSpec spec_;
+  RunSpec spec_{.name = "r",
+                .parameters = {{.name = "w", .shape = Dims{2, 2}, .group = "g"}},
+                .groups = {{.name = "g"}}};
   DaemonMetrics metrics_{BuildInfo{}};
   StepEvents events_;
   std::vector<StepEvent> seen_;
