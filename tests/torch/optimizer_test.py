@@ -2,10 +2,11 @@
 state, and a routing that is said aloud."""
 
 import copy
+import gc
 import unittest
 import warnings
 
-from harness import TorchTest, copy_of, loss_of, mlp, moved, train
+from harness import TorchTest, copy_of, local, loss_of, mlp, moved, train
 
 import torch
 from torch import nn
@@ -256,7 +257,7 @@ class State(TorchTest):
         first = self.remote(model, daemon)
         losses = train(model, first, 3)
         state = copy.deepcopy(first.state_dict())
-        first._binding.session.free()  # as if its process had ended
+        first.release()
         model = mlp(seed=9)
         second = self.remote(model, daemon)
         second.load_state_dict(state)
@@ -271,6 +272,11 @@ class State(TorchTest):
         opt = self.local(model)
         train(model, opt, 1)
         state = opt.state_dict()
+        taken = self.local(mlp())
+        taken.load_state_dict(state)
+        with self.assertRaisesRegex(errors.RunTaken, "of this process"):
+            taken._bound()
+        opt.close()
         lost = self.local(mlp())
         lost.load_state_dict(state)
         with self.assertRaisesRegex(errors.StateLost, "new and has none"):
@@ -299,8 +305,18 @@ class State(TorchTest):
         train(model, opt, 1)
         clone = copy.deepcopy(opt)
         clone.param_groups[0]["params"][0].grad = torch.ones(16, 16)
-        with self.assertRaises(errors.StateLost):
+        with self.assertRaisesRegex(errors.RunStateError, "is a copy"):
             clone.step()
+        train(model, opt, 1)
+        self.assertEqual(opt.last_outcome.applied_steps, 2)
+
+    def test_optimizers_that_nobody_holds_any_more_hold_no_runs(self):
+        for round in range(20):  # the service takes 16 runs at a time
+            model = mlp()
+            opt = local(model, async_push=round % 2 == 0)
+            train(model, opt, 1)
+            del opt
+            gc.collect()
 
     def test_no_warning_in_an_ordinary_loop(self):
         with warnings.catch_warnings():

@@ -85,9 +85,9 @@ def _share(value):
     return box[0]
 
 
-def _local_service(options, ranks, rank):
+def _local_service(options, run, ranks, rank):
     """(service of this process or None, endpoint or None, run name) for local=True."""
-    run = options["run"] or f"{default_run()}-{secrets.token_hex(4)}"
+    run = run or f"{default_run()}-{secrets.token_hex(4)}"
     key = (options["backend"], options["threads"], ranks > 1)
     if ranks == 1 or rank == 0:
         if key not in _services:
@@ -116,10 +116,11 @@ class Binding:
         self.fixed = [fixed_terms(i, group) for i, group in enumerate(groups)]
         self.entries = self._collect(names, routes, options)
         self.by_id = {id(entry.parameter): entry for entry in self.entries}
-        service, endpoint, run = None, options["endpoint"], options["run"] or default_run()
+        service, endpoint = None, options["endpoint"]
+        run = options["run"] or (expected["run"] if expected else None)
         if options["local"]:
-            service, endpoint, run = _local_service(options, self.ranks, self.rank)
-        self.run = run
+            service, endpoint, run = _local_service(options, run, self.ranks, self.rank)
+        self.run, self.service = run or default_run(), service
         self.session_name = session_name or (
             f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
         self.local = options["local"]

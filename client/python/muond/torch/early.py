@@ -37,6 +37,7 @@ class EarlyPush:
     """Of one optimizer that has joined its run. Hooks come from autograd's threads."""
 
     def __init__(self, binding, scale):
+        """`scale`: weak reference to a function that tells what gradients are multiplied by."""
         self.paused = 0        # > 0: backward passes are not the step's last
         self.early = 0         # slices pushed early, in all
         self.again = 0         # of these, pushed again
@@ -86,7 +87,7 @@ class EarlyPush:
             if gradient.device.type == "cuda":
                 done = torch.cuda.current_stream(gradient.device).record_event()
             if self._begun is None:
-                self._begun = bindings.step_terms(binding.groups), self._scale()
+                self._begun = bindings.step_terms(binding.groups), self._scale()()
                 self._queue.put(("begin", *self._begun))
             self._pushed[entry.name] = copy
             self._queue.put((entry.name, copy, done))

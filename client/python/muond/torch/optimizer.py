@@ -82,7 +82,7 @@ class Muon(Scaling, torch.optim.Optimizer):
 
     def _reset(self):
         """As before the first step."""
-        self._binding, self._expected, self._early = None, None, None
+        self._binding, self._expected, self._early, self._ended = None, None, None, None
         self._session_name = self._options["session"]
         self._watch = ScalerWatch(self, self._report_skip)
         self.last_outcome = None
@@ -146,17 +146,33 @@ class Muon(Scaling, torch.optim.Optimizer):
 
     def _bound(self):
         """The run, joined at the first call."""
+        if self._ended is not None:
+            raise errors.RunStateError(f"this optimizer {self._ended}",
+                                       hint="build a new one, and load its state_dict")
         if self._binding is None:
+            self._check_alone()
             self._binding = bindings.Binding(
                 self.param_groups, self._options, self.names(), self._routes, self._session_name,
                 self._expected)
             self._session_name, self._expected = self._binding.session_name, None
             self._touch_state()
             _opened.add(self)
+            if self._binding.service is not None:
+                # Nobody else can go on with a run of this process.
+                weakref.finalize(self, _close_quietly, self._binding.session).atexit = False
             if self._options["async_push"]:
-                self._early = EarlyPush(self._binding, self._scale_of_gradients)
+                self._early = EarlyPush(self._binding, weakref.WeakMethod(self._scale_of_gradients))
             logger.info("%s", self.describe())
         return self._binding
+
+    def _check_alone(self):
+        """Two optimizers with one session would each take the other's steps for their own."""
+        for other in _opened:
+            if other._binding.session_name == self._session_name and (
+                    self._expected is None or other._binding.run == self._expected["run"]):
+                raise errors.RunTaken(
+                    f'run "{other._binding.run}": another optimizer of this process holds it',
+                    hint="release() or close() that one first")
 
     def _touch_state(self):
         """Each parameter's entry in `state`, which tools take for the sign of a step taken."""
@@ -246,7 +262,7 @@ class Muon(Scaling, torch.optim.Optimizer):
         """What torch.optim.Optimizer's has, and under "muond" which state of which run belongs to
         it: the service keeps momentum and moments, and its checkpoints save them."""
         state = super().state_dict()
-        if self._binding is not None:
+        if self._binding is not None and self._ended is None:
             state["muond"] = self._binding.note()
         elif self._expected is not None:
             state["muond"] = dict(self._expected)
@@ -276,7 +292,9 @@ class Muon(Scaling, torch.optim.Optimizer):
             self._session_name = self._options["session"] or note["session"]
 
     def __getstate__(self):
-        note = self._binding.note() if self._binding is not None else self._expected
+        note = self._expected
+        if self._binding is not None and self._ended is None:
+            note = self._binding.note()
         return {**super().__getstate__(), "_options": self._options, "_adamw": self._adamw,
                 "_note": note, "_route": self._route, "_routes": self._routes}
 
@@ -287,7 +305,8 @@ class Muon(Scaling, torch.optim.Optimizer):
         if fresh:  # a copy, or unpickled: it has no run, and may go on only where one waits for it
             self._embeddings = set()
             self._reset()
-            self._expected = note
+            if note is not None:
+                self._ended = f'is a copy of one that has joined run "{note["run"]}"'
 
     # ---- what people ask -----------------------------------------------------------------------
 
@@ -311,13 +330,28 @@ class Muon(Scaling, torch.optim.Optimizer):
 
     def close(self):
         """Leaves the run; the last rank frees it at the service. The optimizer can't go on."""
+        if self._binding is not None and self._ended is None:
+            self._watch.settle()
+            self._leave("was closed", self._binding.session.close)
+
+    def release(self):
+        """Ends this optimizer and leaves the run as it is, for another one that loads its
+        state_dict."""
+        if self._binding is not None and self._ended is None:
+            self._leave("was released", self._binding.session.free)
+
+    def _leave(self, how, leave):
+        self._ended = how
+        _opened.discard(self)
         if self._early is not None:
             self._early.stop()
             self._early = None
-        if self._binding is not None:
-            self._watch.settle()
-            self._binding.session.close()
-            _opened.discard(self)
+        leave()
+
+
+def _close_quietly(session):
+    with contextlib.suppress(errors.MuondError):
+        session.close()
 
 
 @atexit.register
