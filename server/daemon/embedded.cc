@@ -19,6 +19,7 @@
 #include "server/daemon/backends.h"
 #include "server/daemon/build_info.h"
 #include "server/metrics/metrics_server.h"
+#include "server/rpc/admin_service.h"
 #include "server/rpc/metrics_interceptor.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/peer_service.h"
@@ -57,6 +58,12 @@ RegistryLimits LimitsOf(const ServiceOptions& options) {
           .tensor_bytes_max = options.max_tensor_bytes,
           .run_bytes_max = options.max_run_bytes,
           .world_size_max = options.max_world_size};
+}
+
+// As the daemons of a run call this one, or where it listens.
+std::string NameOf(const Peers& peers, const ServiceOptions& options) {
+  if (peers.count() > 1) return peers.daemons()[peers.self()];
+  return options.listen.empty() ? "in-process" : options.listen.front();
 }
 
 // "unix:///run/muond.sock" and "unix:/run/muond.sock" -> "/run/muond.sock".
@@ -108,12 +115,14 @@ struct Service::Impl {
   std::vector<std::unique_ptr<kernels::Backend>> backends;  // one per device
   FaultInjector faults;
   std::unique_ptr<DaemonMetrics> metrics;
+  StepEvents events;
   std::unique_ptr<RunTable> runs;
   std::vector<std::unique_ptr<Executor>> executors;  // one per device
   std::shared_ptr<Peers> peers;
   std::unique_ptr<Executor> peer_executor;
   std::unique_ptr<OptimizerService> service;
   std::unique_ptr<PeerService> peer_service;
+  std::unique_ptr<AdminService> admin_service;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<MetricsServer> metrics_server;
   std::vector<std::string> addresses;
@@ -122,7 +131,35 @@ struct Service::Impl {
 
   absl::Status Listen(const ServiceOptions& options);
   void SetServing(bool serving);
+  std::unique_ptr<AdminService> MakeAdminService(const std::vector<ServiceSetting>& settings);
+  void WatchQueues();
 };
+
+std::unique_ptr<AdminService> Service::Impl::MakeAdminService(
+    const std::vector<ServiceSetting>& settings) {
+  AdminContext context{.runs = runs.get(), .events = &events};
+  for (const ServiceSetting& setting : settings) {
+    v1::Setting* message = context.settings.add_settings();
+    message->set_name(setting.name);
+    for (const std::string& value : setting.values) message->add_values(value);
+    message->set_source(setting.source);
+  }
+  context.set_ready = [this](bool ready) {
+    metrics->SetReady(ready);
+    auto* health = server->GetHealthCheckService();
+    if (health != nullptr) health->SetServingStatus("readiness", ready);
+  };
+  return std::make_unique<AdminService>(std::move(context));
+}
+
+void Service::Impl::WatchQueues() {
+  metrics->SetQueueDepth([this](QueueKind queue) {
+    if (queue == QueueKind::kPeer) return static_cast<double>(peer_executor->queued());
+    double jobs = 0;
+    for (const auto& executor : executors) jobs += static_cast<double>(executor->queued());
+    return jobs;
+  });
+}
 
 void Service::Impl::SetServing(bool serving) {
   metrics->SetReady(serving);
@@ -151,6 +188,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     }
   }
   builder.RegisterService(service.get());
+  builder.RegisterService(admin_service.get());
   if (peers->count() > 1) builder.RegisterService(peer_service.get());
   builder.SetMaxReceiveMessageSize(
       static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));
@@ -207,7 +245,12 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                                             .metrics = impl->metrics.get(),
                                             .limits = LimitsOf(options),
                                             .peers = impl->peers,
-                                            .peer_executor = impl->peer_executor.get()},
+                                            .peer_executor = impl->peer_executor.get(),
+                                            .observe = {.daemon = NameOf(*impl->peers, options),
+                                                        .events = &impl->events,
+                                                        .diagnostics_every =
+                                                            options.diagnostics_every,
+                                                        .summary_every = options.summary_every}},
                                  options.max_runs);
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
@@ -223,6 +266,8 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .daemon_name = options.listen.empty() ? "in-process" : options.listen.front(),
                  .started = absl::Now()});
   impl->peer_service = std::make_unique<PeerService>(impl->runs.get());
+  impl->admin_service = impl->MakeAdminService(options.settings);
+  impl->WatchQueues();
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
   if (!options.metrics_address.empty()) {
     MUOND_ASSIGN_OR_RETURN(impl->metrics_server,
@@ -252,12 +297,20 @@ std::string Service::metrics_address() const {
   return impl_->metrics_server == nullptr ? "" : impl_->metrics_server->address();
 }
 
+void Service::OnLogMessage(std::string_view level) {
+  const auto& levels = RowOf(MetricId::kLogMessages).labels[0].values;
+  const auto found = std::find(levels.begin(), levels.end(), level);
+  if (found == levels.end()) return;
+  impl_->metrics->OnLogMessage(static_cast<LogSeverity>(found - levels.begin()));
+}
+
 std::string Service::Metrics() { return impl_->metrics->Serialize(); }
 
 void Service::Stop(absl::Duration grace) {
   if (impl_->stopped) return;
   impl_->stopped = true;
   impl_->SetServing(false);
+  impl_->events.Close();  // watchers would wait for ever
   // Calls in flight end by themselves or are cancelled when the grace is over; only then may runs
   // and the executor go.
   impl_->runs->Drain(absl::UnavailableError("the daemon is shutting down: try again later"));

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,6 +22,13 @@ struct BackendOptions;
 }  // namespace muond::kernels
 
 namespace muond {
+
+// A setting as the operator made it, for those who ask.
+struct ServiceSetting {
+  std::string name;
+  std::vector<std::string> values;
+  std::string source;
+};
 
 struct ServiceOptions {
   std::string backend = "cpu";                 // "auto", "cuda", "cpu" or "reference"
@@ -43,6 +51,9 @@ struct ServiceOptions {
   absl::Duration peer_patience = absl::Seconds(5);
   absl::Duration step_deadline = absl::Seconds(120);  // of Finish calls that name no shorter wait
   std::string fault_points;                           // "name[:after[:count]],..."; tests only
+  std::int64_t diagnostics_every = 100;  // steps between sampled diagnostics; 0: none
+  std::int64_t summary_every = 100;      // steps between lines of the log; 0: none
+  std::vector<ServiceSetting> settings;  // what Admin.Settings tells
   // Tests only: the backends, one per device, instead of those that the settings ask for.
   std::function<std::vector<std::unique_ptr<kernels::Backend>>(const kernels::BackendOptions&)>
       make_backends;
@@ -60,6 +71,8 @@ class Service {
   // What was bound, in the order of ServiceOptions::listen, port 0 resolved: "127.0.0.1:41233".
   const std::vector<std::string>& addresses() const;
   std::string metrics_address() const;
+  // A line of the log was written: counted. The level's name is spdlog's.
+  void OnLogMessage(std::string_view level);
   // The Prometheus exposition of this moment, as GET /metrics gives it.
   std::string Metrics();
 

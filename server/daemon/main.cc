@@ -75,11 +75,14 @@ int Main(const std::vector<std::string>& arguments) {
     return 1;
   }
   SetUpLogging(config.log_level, config.log_format);
-  auto service = Service::Start(config.service);
+  ServiceOptions options = config.service;
+  options.settings = SettingsOf(config);
+  auto service = Service::Start(options);
   if (!service.ok()) {
     std::fprintf(stderr, "muond: %s\n", std::string(service.status().message()).c_str());
     return absl::IsInvalidArgument(service.status()) ? kUsageError : 1;
   }
+  SetLogListener([&service](std::string_view level) { (*service)->OnLogMessage(level); });
   LogStart(config, **service);
   sd_notify(0, "READY=1\nSTATUS=accepting runs");
 
@@ -90,6 +93,7 @@ int Main(const std::vector<std::string>& arguments) {
   sd_notify(0, "STOPPING=1\nSTATUS=draining");
   (*service)->Stop(config.drain_grace);
   spdlog::info("stopped");
+  SetLogListener(nullptr);
   return 0;
 }
 

@@ -49,12 +49,14 @@ void Merge(const CommitReport& part, CommitReport& whole) {
     sum.ns_calls += group.ns_calls;
     sum.ns_zero += group.ns_zero;
     sum.ns_fallback += group.ns_fallback;
+    sum.ns_low_rank += group.ns_low_rank;
     sum.updates += group.updates;
   }
   whole.momentum_seconds = std::max(whole.momentum_seconds, part.momentum_seconds);
   whole.newton_schulz_seconds = std::max(whole.newton_schulz_seconds, part.newton_schulz_seconds);
   whole.apply_seconds = std::max(whole.apply_seconds, part.apply_seconds);
   whole.adamw_seconds = std::max(whole.adamw_seconds, part.adamw_seconds);
+  Merge(part.diagnostics, whole.diagnostics);
   if (whole.failure.empty()) whole.failure = part.failure;
 }
 
@@ -72,6 +74,7 @@ void Merge(const ReducedGradient& part, ReducedGradient& whole) {
   whole.state_overflow = whole.state_overflow || part.state_overflow;
   whole.layers_free = whole.layers_free && part.layers_free;
   whole.seconds += part.seconds;
+  if (part.seconds > 0) whole.device = part.device;
 }
 
 }  // namespace
@@ -281,6 +284,7 @@ void Engines::RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch) {
   if (results.ok()) {
     results->front().seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    results->front().device = device;
   }
   for (std::size_t i = 0; i < batch->reductions.size(); ++i) {
     Reduction& reduction = *batch->reductions[i];

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "server/engine/note_momentum.h"
 #include "server/engine/rules.h"
 
 namespace muond {
@@ -16,9 +18,13 @@ using Clock = std::chrono::steady_clock;
 // U of a parameter and O of a matrix begin at multiples of this many elements.
 constexpr std::int64_t kAlignment = 64;
 
-void AddSeconds(double& total, Clock::time_point& since) {
+// Ends a phase: it lasted since `since`, and the next one begins.
+void EndPhase(const char* phase, int device, double* total, Clock::time_point& since,
+              CommitReport& report) {
   const auto now = Clock::now();
-  total += std::chrono::duration<double>(now - since).count();
+  const double seconds = std::chrono::duration<double>(now - since).count();
+  if (total != nullptr) *total += seconds;
+  report.diagnostics.spans.push_back(SpanUntilNow(phase, device, seconds));
   since = now;
 }
 
@@ -46,6 +52,12 @@ std::int64_t Footprint(const ShardState& state) {
 
 std::int64_t BatchElements(const kernels::Backend& backend) {
   return backend.host_memory() ? kMuonBatchElements : kMuonDeviceBatchElements;
+}
+
+// What the residual would tell, for free and at every call; a redone result has told already.
+bool IsLowRank(const kernels::NewtonSchulzResult& result, std::int64_t k) {
+  return !result.zero_input && !result.fallback && !result.failed &&
+         result.output_norm * result.output_norm < kLowRankShare * static_cast<double>(k);
 }
 
 // Scans of parts of one tensor, combined in the order of the parts.
@@ -99,13 +111,18 @@ absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& 
   auto clock = Clock::now();
   Batch batch{.states = states};
   LayOut(batch);
-  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch));
-  AddSeconds(report.momentum_seconds, clock);
+  const int device = engine_.device_;
+  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch, report));
+  EndPhase("momentum", device, &report.momentum_seconds, clock, report);
   MUOND_RETURN_IF_ERROR(OrthogonalizeAll(batch, report));
-  AddSeconds(report.newton_schulz_seconds, clock);
+  EndPhase("newton_schulz", device, &report.newton_schulz_seconds, clock, report);
   if (!report.failure.empty()) return absl::OkStatus();
   MUOND_RETURN_IF_ERROR(ApplyAll(batch, report));
-  AddSeconds(report.apply_seconds, clock);
+  EndPhase("apply", device, &report.apply_seconds, clock, report);
+  if (request_.sample) {
+    MUOND_RETURN_IF_ERROR(MeasureResiduals(batch, report));
+    EndPhase("diagnose", device, nullptr, clock, report);
+  }
   return absl::OkStatus();
 }
 
@@ -116,6 +133,8 @@ void MuonCommit::LayOut(Batch& batch) const {
   char* u = static_cast<char*>(engine_.scratch_.data());
   char* o = u + elements * element_bytes_;
   char* packed = o + elements * element_bytes_;
+  batch.u = u;
+  batch.from_o_to_u = u - o;
   for (int index : batch.states) {
     const ShardState& state = engine_.states_[index];
     batch.momenta.push_back(MomentumJobOf(state, u));
@@ -157,13 +176,18 @@ kernels::MomentumJob MuonCommit::MomentumJobOf(const ShardState& state, char* u)
                                        MuonInputBound(state.Maxima(), state.gradient_max, rule))};
 }
 
-absl::Status MuonCommit::UpdateMomenta(const Batch& batch) {
+absl::Status MuonCommit::UpdateMomenta(const Batch& batch, CommitReport& report) {
   std::vector<kernels::StateScan> scans(batch.states.size());
   if (auto error = engine_.backend_.Momentum(batch.momenta, scans)) {
     return KernelError("momentum", error);
   }
   for (std::size_t i = 0; i < scans.size(); ++i) {
-    engine_.states_[batch.states[i]].momentum_scan = scans[i];
+    ShardState& state = engine_.states_[batch.states[i]];
+    const kernels::MomentumRule& rule = batch.momenta[i].rule;
+    const bool ema = rule.form == kernels::MomentumForm::kEma;
+    NoteMomentum(state, rule.beta, (ema ? 1 - rule.beta : 1) * rule.gradient_scale,
+                 scans[i].sum_squares, report);
+    state.momentum_scan = scans[i];
   }
   if (batch.gathers.empty()) return absl::OkStatus();
   if (auto error = engine_.backend_.Copy(batch.gathers)) return KernelError("gather rows", error);
@@ -171,7 +195,8 @@ absl::Status MuonCommit::UpdateMomenta(const Batch& batch) {
 }
 
 // Groups may differ in coefficients: the matrices of one group go in one call.
-absl::Status MuonCommit::OrthogonalizeAll(const Batch& batch, CommitReport& report) {
+absl::Status MuonCommit::OrthogonalizeAll(Batch& batch, CommitReport& report) {
+  batch.output_norms.resize(batch.parts.size());
   std::vector<std::pair<const GroupSpec*, std::vector<std::size_t>>> groups;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const GroupSpec* group = engine_.states_[batch.parts[i].state].group;
@@ -187,7 +212,7 @@ absl::Status MuonCommit::OrthogonalizeAll(const Batch& batch, CommitReport& repo
   return absl::OkStatus();
 }
 
-absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
                                        CommitReport& report) {
   const ShardState& first = engine_.states_[batch.parts[members[0]].state];
   std::vector<kernels::MatrixJob> jobs;
@@ -207,6 +232,8 @@ absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std
     ++report.newton_schulz_calls;
     report.zero_inputs += result.zero_input;
     report.newton_schulz_fallbacks += result.fallback;
+    batch.output_norms[members[i]] = result.output_norm;
+    group.ns_low_rank += IsLowRank(result, std::min(jobs[i].rows, jobs[i].cols));
     group.ns_zero += result.zero_input;
     group.ns_fallback += result.fallback;
     ++group.ns_calls;
@@ -223,6 +250,7 @@ absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std
 absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
   std::vector<kernels::ApplyJob> jobs;
   std::vector<int> states;  // of each job
+  std::map<int, double> update_squares;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const ShardState& state = engine_.states_[batch.parts[i].state];
     const MatrixBlock& block = *batch.parts[i].block;
@@ -230,6 +258,7 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
     const double factor =
         ShapeFactorOf(state.group->shape_factor, state.group->extra_factor, block.rows, block.cols);
     const char* o = static_cast<const char*>(batch.matrices[i].o);
+    update_squares[batch.parts[i].state] += std::pow(now.lr * factor * batch.output_norms[i], 2);
     for (const RowRange& range : block.ranges) {
       const std::size_t count = range.count * block.cols;
       jobs.push_back({.w = state.weight + range.begin * block.cols,
@@ -245,6 +274,7 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
   if (auto error = engine_.backend_.Apply(jobs, scans)) return KernelError("apply", error);
   for (int index : batch.states) {
     ShardState& state = engine_.states_[index];
+    NoteUpdate(state, update_squares[index], report);
     state.weight_scan = {};
     ++state.t;
     ++report.groups[state.group->name].updates;

@@ -35,14 +35,22 @@ class MuonCommit {
     std::vector<kernels::CopyJob> gathers;
     std::vector<kernels::MatrixJob> matrices;  // one per part
     std::vector<Part> parts;
+    std::vector<double> output_norms = {};  // |O|_F of each part
+    // U of the batch, and the distance from a matrix's O to what may be overwritten of U once all
+    // is orthogonalized.
+    char* u = nullptr;
+    std::ptrdiff_t from_o_to_u = 0;
   };
   absl::Status RunBatch(const std::vector<int>& states, CommitReport& report);
   void LayOut(Batch& batch) const;
   kernels::MomentumJob MomentumJobOf(const ShardState& state, char* u) const;
-  absl::Status UpdateMomenta(const Batch& batch);
-  absl::Status OrthogonalizeAll(const Batch& batch, CommitReport& report);
-  absl::Status Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+  absl::Status UpdateMomenta(const Batch& batch, CommitReport& report);
+  absl::Status OrthogonalizeAll(Batch& batch, CommitReport& report);
+  absl::Status Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
                              CommitReport& report);
+  // Of a sampled commit, after OrthogonalizeAll: overwrites U.
+  absl::Status MeasureResiduals(const Batch& batch, CommitReport& report);
+  void NoteUpdate(const ShardState& state, double update_squares, CommitReport& report);
   absl::Status ApplyAll(const Batch& batch, CommitReport& report);
 
   Engine& engine_;

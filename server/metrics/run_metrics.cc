@@ -19,6 +19,19 @@ void Count(prometheus::Counter* counter, std::int64_t events) {
   if (events > 0) counter->Increment(static_cast<double>(events));
 }
 
+// One call for thousands of values: the histogram's lock is taken once.
+void ObserveAll(prometheus::Histogram* histogram, MetricId id, std::span<const double> values) {
+  if (values.empty()) return;
+  const std::vector<double>& bounds = RowOf(id).buckets;
+  std::vector<double> counts(bounds.size() + 1);
+  double sum = 0;
+  for (const double value : values) {
+    ++counts[std::lower_bound(bounds.begin(), bounds.end(), value) - bounds.begin()];
+    sum += value;
+  }
+  histogram->ObserveMultiple(counts, sum);
+}
+
 double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::UnixEpoch()); }
 
 // Positions of the label `outcome` of muond_steps_total.
@@ -82,6 +95,12 @@ void RunMetrics::AddRunSeries(const Opening& opening) {
   clipped_ = series_.AddCounter(kGradClippedSteps, run);
   nonfinite_elements_ = series_.AddCounters(kNonfiniteElements, run);
   nonfinite_tensors_ = series_.AddGauges(kNonfiniteTensors, run);
+  for (const std::string_view measure : RowOf(kWorstValue).labels[1].values) {
+    worst_.push_back(series_.AddGauges(kWorstValue, {opening.run, std::string(measure)}));
+  }
+  stale_tensors_ = series_.AddGauge(kMomentumStale, run);
+  shard_elements_ = series_.AddGauge(kShardElements, run);
+  busy_ = series_.AddCounter(kShardBusy, run);
 }
 
 RunMetrics::Slot RunMetrics::AddSlot(const std::string& run, const std::string& label,
@@ -97,6 +116,9 @@ RunMetrics::Slot RunMetrics::AddSlot(const std::string& run, const std::string& 
   slot.ns_outcomes = series_.AddCounters(kNsOutcomes, labels);
   slot.ns_special = series_.AddCounters(kNsSpecial, labels);
   slot.muon_updates = series_.AddCounter(kMuonUpdates, labels);
+  slot.cosines = series_.AddHistogram(kMomentumGradCosine, labels);
+  slot.update_ratios = series_.AddHistogram(kUpdateRmsRatio, labels);
+  slot.residuals = series_.AddHistogram(kNsResidual, labels);
   return slot;
 }
 
@@ -204,6 +226,32 @@ void RunMetrics::OnGroupCommit(int group, const GroupCommit& commit) {
   Count(slot.ns_special[0], commit.zero_inputs);
   Count(slot.ns_special[1], commit.fallbacks);
   Count(slot.muon_updates, commit.updates);
+}
+
+void RunMetrics::ObserveMeasures(int group, const GroupMeasures& measures) {
+  const Slot& slot = slots_[SlotOf(group)];
+  ObserveAll(slot.cosines, kMomentumGradCosine, measures.cosines);
+  ObserveAll(slot.update_ratios, kUpdateRmsRatio, measures.update_ratios);
+  ObserveAll(slot.residuals, kNsResidual, measures.residuals);
+}
+
+void RunMetrics::SetWorst(Measure measure, std::span<const double> values) {
+  const auto& gauges = worst_[static_cast<std::size_t>(measure)];
+  for (std::size_t i = 0; i < std::min(values.size(), gauges.size()); ++i) {
+    Set(gauges[i], values[i]);
+  }
+}
+
+void RunMetrics::SetStaleTensors(std::int64_t count) {
+  stale_tensors_->Set(static_cast<double>(count));
+}
+
+void RunMetrics::SetShardElements(std::int64_t elements) {
+  shard_elements_->Set(static_cast<double>(elements));
+}
+
+void RunMetrics::AddBusySeconds(double seconds) {
+  if (seconds > 0) busy_->Increment(seconds);
 }
 
 void RunMetrics::OnDuplicateRequest() { duplicates_->Increment(); }

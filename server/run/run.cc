@@ -148,6 +148,14 @@ void Run::OpenMetrics() {
                                                        : spec().groups[i].muon.lr);
   }
   metrics_->SetParameters(groups);
+  std::int64_t here = 0;
+  for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
+    const int parameter = static_cast<int>(i);
+    if (routing().parameters[i].state == parameter) here += registry_.ElementsHere(parameter);
+  }
+  metrics_->SetShardElements(here);
+  observer_ = std::make_unique<StepObserver>(spec(), context_.observe, metrics_.get(),
+                                             context_.metrics);
   metrics_->SetState(RunState::kOpening);
 }
 

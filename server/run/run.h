@@ -31,6 +31,7 @@
 #include "server/metrics/daemon_metrics.h"
 #include "server/registry/registry.h"
 #include "server/run/initial_values.h"
+#include "server/run/observe_step.h"
 #include "server/run/slice_table.h"
 #include "server/run/snapshot.h"
 #include "server/run/staging.h"
@@ -49,6 +50,7 @@ struct RunContext {
   std::shared_ptr<Peers> peers;
   // For work that waits for other daemons.
   Executor* peer_executor = nullptr;
+  ObserveOptions observe;
 };
 
 using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
@@ -252,6 +254,7 @@ class Run : public std::enable_shared_from_this<Run> {
   Registry registry_;
   std::unique_ptr<Engines> engines_;  // called with the lock held
   std::unique_ptr<RunMetrics> metrics_;
+  std::unique_ptr<StepObserver> observer_;
   std::vector<std::string> group_names_;
 
   mutable std::mutex mutex_;

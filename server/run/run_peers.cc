@@ -46,6 +46,7 @@ void Run::MakeMachine() {
 // The lock is held.
 void Run::CarryVote(const VoteEffect& effect, After& after) {
   const std::int64_t step = effect.vote.step;
+  observer_->OnVote(absl::Now());
   auto self = weak_from_this();
   VoteExchange::Listener listener;
   listener.known = [self, step] {
@@ -58,6 +59,9 @@ void Run::CarryVote(const VoteEffect& effect, After& after) {
   };
   listener.trouble = [self](int daemon, const absl::Status& status) {
     if (const auto run = self.lock()) run->OnPeerTrouble(daemon, status);
+  };
+  listener.answered = [metrics = context_.metrics](absl::Duration elapsed) {
+    metrics->ObservePeerRtt(elapsed);
   };
   EndVotes();
   vote_exchange_ = VoteExchange::Make(context_.peers, name(), registry_.plan().hash, step,

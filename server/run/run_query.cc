@@ -245,20 +245,14 @@ void Run::PublishHealth(const CommitReport& report, const StateHealth& health) {
       metrics_->OnGroupCommit(static_cast<int>(i), {.calls = facts.ns_calls,
                                                     .zero_inputs = facts.ns_zero,
                                                     .fallbacks = facts.ns_fallback,
+                                                    .low_rank = facts.ns_low_rank,
                                                     .diverged = facts.ns_fallback,
                                                     .updates = facts.updates});
     }
   }
   metrics_->SetNorms(norms);
   totals_.momentum_norm = std::sqrt(muon_sum);
-  const std::pair<StepPhase, double> phases[] = {
-      {StepPhase::kMomentum, report.momentum_seconds},
-      {StepPhase::kNewtonSchulz, report.newton_schulz_seconds},
-      {StepPhase::kApply, report.apply_seconds},
-      {StepPhase::kAdamW, report.adamw_seconds}};
-  for (const auto& [phase, seconds] : phases) {
-    if (seconds > 0) context_.metrics->ObservePhase(phase, absl::Seconds(seconds));
-  }
+  observer_->OnCommitted(report);
 }
 
 void Run::PublishProgress() {

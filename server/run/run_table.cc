@@ -10,6 +10,10 @@ absl::StatusOr<std::shared_ptr<Run>> RunTable::FindForJoin(const std::string& na
   std::lock_guard lock(mutex_);
   if (!draining_.ok()) return draining_;
   if (const auto found = runs_.find(name); found != runs_.end()) return found->second;
+  if (refuse_new_) {
+    return absl::UnavailableError(absl::StrFormat(
+        "run \"%s\": the daemon takes no new runs: an operator is draining it", name));
+  }
   if (static_cast<std::int64_t>(runs_.size()) < runs_max_) return nullptr;
   return absl::ResourceExhaustedError(absl::StrFormat(
       "run \"%s\": the daemon holds %d runs already, its limit (--max-runs)", name, runs_.size()));
@@ -55,6 +59,11 @@ void RunTable::Remove(const std::shared_ptr<Run>& run) {
     if (found != runs_.end() && found->second == run) runs_.erase(found);
   }
   run->Stop(absl::AbortedError(absl::StrFormat("run \"%s\": was closed", run->name())));
+}
+
+void RunTable::RefuseNew(bool refuse) {
+  std::lock_guard lock(mutex_);
+  refuse_new_ = refuse;
 }
 
 void RunTable::Drain(const absl::Status& status) {
