@@ -67,8 +67,8 @@ class ShapeMismatch(RegistrationError):
     """A shape is not what it must be: a placeholder, a shard taken for the whole, or a change."""
 
     hint = ("shapes must be the layers' own: build the optimizer from named_parameters() of a "
-            "model whose parameters are whole tensors or DTensors; for other layouts set muond_shape and "
-            "muond_offset on the parameter")
+            "model whose parameters are whole tensors or DTensors; for other layouts set "
+            "muond_shape and muond_offset on the parameter")
 
 
 class MuonInactive(RegistrationError):
