@@ -141,7 +141,8 @@ class Library(unittest.TestCase):
                               env={**os.environ, **environment}, timeout=60, check=False)
 
     def test_a_library_that_is_not_there_or_is_another(self):
-        code = f"import sys; sys.path[:0] = {sys.path[:2]!r}; from muond import _library as l; l.load()"
+        code = (f"import sys; sys.path[:0] = {sys.path[:2]!r}; from muond import _library as l; "
+                "l.load()")
         for path, words in (("/nowhere.so", "nowhere"), ("/etc/hostname", "hostname")):
             done = self.run_python(code, MUOND_LIBRARY=path)
             self.assertIn("muond.errors.LibraryError", done.stderr)

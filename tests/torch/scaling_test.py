@@ -1,5 +1,5 @@
-"""Loss scaling, by torch's GradScaler and by the service: the fault of DeepSpeed #8432, thirty steps
-from 65536, with each; and what the service counts."""
+"""Loss scaling, by torch's GradScaler and by the service: the fault of DeepSpeed #8432, thirty
+steps from 65536, with each; and what the service counts."""
 
 import unittest
 

@@ -52,9 +52,9 @@ class VersionMismatch(MuondError):
 class RunTaken(MuondError):
     """Another trainer holds this run's rank."""
 
-    hint = ("give this training a run of its own (run=... or MUOND_RUN); if it is the same training, "
-            "started again, pass the session of the former one (session=..., it is in its "
-            "state_dict)")
+    hint = ("give this training a run of its own (run=... or MUOND_RUN); if it is the same "
+            "training, started again, pass the session of the former one (session=..., it is in "
+            "its state_dict)")
 
 
 class RegistrationError(MuondError, ValueError):
@@ -66,16 +66,16 @@ class RegistrationError(MuondError, ValueError):
 class ShapeMismatch(RegistrationError):
     """A shape is not what it must be: a placeholder, a shard taken for the whole, or a change."""
 
-    hint = ("shapes must be the layers' own: build the optimizer from named_parameters() of a model "
-            "whose parameters are whole tensors or DTensors; for other layouts set muond_shape and "
-            "muond_offset on the parameter")
+    hint = ("shapes must be the layers' own: build the optimizer from named_parameters() of a "
+            "model whose parameters are whole tensors or DTensors; for other layouts set "
+            "muond_shape and muond_offset on the parameter")
 
 
 class MuonInactive(RegistrationError):
     """No parameter would be updated by Muon."""
 
-    hint = ("pass model.named_parameters(), not flattened shards; route= or the parameter's use_muon "
-            "attribute decide by hand; require_muon=False if AdamW alone is meant")
+    hint = ("pass model.named_parameters(), not flattened shards; route= or the parameter's "
+            "use_muon attribute decide by hand; require_muon=False if AdamW alone is meant")
 
 
 class RunStateError(MuondError):
@@ -130,8 +130,8 @@ class ServiceError(MuondError):
 class StateLost(MuondError):
     """A loaded state is not the one that the service has."""
 
-    hint = ("the service keeps momentum and moments: load a state_dict while its run is still there "
-            "and at that version; on_lost_state=\"fresh\" accepts fresh momentum instead")
+    hint = ("the service keeps momentum and moments: load a state_dict while its run is still "
+            "there and at that version; on_lost_state=\"fresh\" accepts fresh momentum instead")
 
 
 class ParameterChanged(MuondError):

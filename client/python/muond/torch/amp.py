@@ -1,5 +1,5 @@
-"""torch's GradScaler and the service: a step that the scaler skips is one that the service must hear
-of, or its counts and its step numbers would not be the training's.
+"""torch's GradScaler and the service: a step that the scaler skips is one that the service must
+hear of, or its counts and its step numbers would not be the training's.
 
 The scaler asks an optimizer for `_step_supports_amp_scaling`. False ("trainer"): it divides the
 gradients itself and, after an overflow, just does not call step(). True ("daemon"): it always calls

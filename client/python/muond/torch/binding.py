@@ -1,4 +1,4 @@
-"""One optimizer's tie to one run: made at the first step, when names, shapes and shards are final."""
+"""One optimizer's tie to its run: made at the first step, when names and shards are final."""
 
 import dataclasses
 import logging

@@ -1,11 +1,11 @@
 """Pushing gradients while backward still runs.
 
 A hook on each parameter takes a copy of its gradient the moment that it is accumulated, and a
-thread pushes the copies. What is final then, nobody promises: DDP's all-reduce, GradScaler.unscale_,
-clipping and a second backward change gradients afterwards. So step() compares every gradient with
-the copy that was pushed, bit by bit. If one differs, or a hyperparameter, the attempt is given up by
-a new generation and all is pushed again: right, though slower than not to have begun. Where that
-happens every time, early pushing ends, with a warning.
+thread pushes the copies. Nobody promises that gradients are final then: DDP's all-reduce,
+GradScaler.unscale_, clipping and a second backward change them afterwards. So step() compares every
+gradient with the copy that was pushed, bit by bit. If one differs, or a hyperparameter, the attempt
+is given up by a new generation and all is pushed again: right, though slower than not to have
+begun. Where that happens every time, early pushing ends, with a warning.
 """
 
 import logging

@@ -74,7 +74,7 @@ def shard_box(shape, placements, mesh_shape, coordinate):
     """
     offset, size = [0] * len(shape), list(shape)
     sharded = [(type(placement).__name__ == "_StridedShard", mesh_dim)
-               for mesh_dim, placement in enumerate(placements) if placement.is_shard()]
+               for mesh_dim, placement in enumerate(placements) if hasattr(placement, "dim")]
     for _, mesh_dim in sorted(sharded):
         dim = placements[mesh_dim].dim % len(shape)
         offset[dim], size[dim] = chunk(offset[dim], size[dim], mesh_shape[mesh_dim],

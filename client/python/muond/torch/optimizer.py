@@ -34,8 +34,8 @@ class Muon(Scaling, torch.optim.Optimizer):
     becomes two, one per algorithm, so that each has a `lr` of its own; what a group says itself
     (lr, weight_decay, betas, algorithm or use_muon) counts for all of its parameters.
     `lr` to `adjust_lr_fn`: as torch.optim.Muon has them; `ns_coefficients` may also be the name of
-    a set (docs/semantics.md). `adamw`: lr, betas, eps, weight_decay of the others, torch.optim.AdamW's
-    defaults. All but nesterov, eps, ns_* and adjust_lr_fn are read at every step.
+    a set (docs/semantics.md). `adamw`: lr, betas, eps, weight_decay of the others, by default
+    torch.optim.AdamW's. All but nesterov, eps, ns_* and adjust_lr_fn are read at every step.
 
     `route`: function (name, parameter) -> "muon", "adamw", a Route, or None for no opinion.
     `require_muon`: MuonInactive where no parameter gets Muon.
@@ -101,7 +101,7 @@ class Muon(Scaling, torch.optim.Optimizer):
     # ---- groups --------------------------------------------------------------------------------
 
     def names(self):
-        """The parameters' names, by group; made up ("param.<group>.<place>") where none were given."""
+        """The parameters' names, by group; "param.<group>.<place>" where none were given."""
         return [group.get("param_names") or
                 [f"param.{i}.{place}" for place in range(len(group["params"]))]
                 for i, group in enumerate(self.param_groups)]
@@ -236,7 +236,7 @@ class Muon(Scaling, torch.optim.Optimizer):
                 if last:
                     raise
                 # An earlier attempt at this step, which failed, had pushed other gradients.
-                binding.session.raise_generation("the gradients are others than those pushed before")
+                binding.session.raise_generation("gradients are others than those before")
         return kept
 
     @contextlib.contextmanager
@@ -270,8 +270,8 @@ class Muon(Scaling, torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict):
-        """Takes it over if the service's state is the one that it belongs to: StateLost else. Before
-        the first step that is checked when the run is joined."""
+        """Takes it over if the service's state is the one that it belongs to: StateLost else.
+        Before the first step that is checked when the run is joined."""
         note = state_dict.get("muond")
         if note is None and any("momentum_buffer" in state or "exp_avg" in state
                                 for state in state_dict["state"].values()):
@@ -356,7 +356,7 @@ def _close_quietly(session):
 
 @atexit.register
 def _close_all(opener=os.getpid()):
-    """A program that ends well leaves its runs; one that died of an exception may want to return."""
+    """A program that ends well leaves its runs; one that died of an exception may come back."""
     if os.getpid() != opener or getattr(sys, "last_type", None) is not None:
         return
     for optimizer in list(_opened):

@@ -1,4 +1,4 @@
-"""The optimizer's arguments, checked as torch.optim checks its own, before anything else happens."""
+"""The optimizer's arguments, checked as torch.optim checks its own."""
 
 import torch
 
@@ -60,8 +60,8 @@ def _loss_scale(value):
         return {"mode": "MODE_DYNAMIC", **value}
     if isinstance(value, (int, float)) and value > 0:
         return {"mode": "MODE_STATIC", "initial": float(value)}
-    raise ValueError(f'loss_scale: expected None, "dynamic", a positive number or a dictionary, got '
-                     f"{value!r}")
+    raise ValueError('loss_scale: expected None, "dynamic", a positive number or a dictionary, '
+                     f"got {value!r}")
 
 
 def parse_options(given):

@@ -1,5 +1,5 @@
-"""Which algorithm each parameter gets, and why: decided by names and logical shapes, before anything
-is sent. The service decides again at registration; both must agree.
+"""Which algorithm each parameter gets, and why: decided by names and logical shapes, before
+anything is sent. The service decides again at registration; both must agree.
 
 First match wins: the `route` function of the caller; the parameter's attribute `use_muon`; its
 group's `use_muon` or `algorithm`; a frozen or odd shape; what the parameter's module is (where the

@@ -52,7 +52,7 @@ class HostBuffers:
         return buffer
 
     def copy(self, key, tensor):
-        """A copy that later changes of the tensor leave alone; after a device's tensors: settle()."""
+        """A copy that later changes of the tensor leave alone; a device's: after settle()."""
         buffer = self._buffer(key, tensor)
         buffer.copy_(tensor.detach(), non_blocking=True)
         return buffer
