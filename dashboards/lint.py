@@ -27,6 +27,8 @@ def _of_query(where, expr, table):
         if metric is None:
             found.append(f"{where}: there is no metric {name}")
             continue
+        if name.endswith("_cosine") and f"{name}_sum" in expr:
+            found.append(f"{where}: the sum of {name} may fall: rate() would see restarts")
         if metric.type == "counter" and not re.search(COUNTER_USE.format(name), expr):
             if not name.endswith("_fallbacks_total"):  # its whole history matters
                 found.append(f"{where}: {name} is a counter: rate or increase of it")

@@ -179,10 +179,10 @@ HEALTH = Dashboard(
                   heat("muond_momentum_grad_cosine", "%G"),
                   "Over tensors and steps. Above 0: gradients go on as before; around 0: noise; "
                   "below 0: momentum points the wrong way (muond_momentum_grad_cosine)."),
-            Panel("Cosine, mean", "timeseries", "none",
-                  ((f"sum by (run, group) (rate(muond_momentum_grad_cosine_sum%G{RATE})) / "
-                    f"(sum by (run, group) (rate(muond_momentum_grad_cosine_count%G{RATE})) > 0)",
-                    "{{run}} {{group}}"),), "muond_momentum_grad_cosine.",
+            Panel("Cosine, quantiles", "timeseries", "none",
+                  quantiles("muond_momentum_grad_cosine", "%G", ", run, group", (.1, .5, .9)),
+                  "No mean: cosines are negative, too, and rate() takes a sum that falls for a "
+                  "restart (muond_momentum_grad_cosine).",
                   may_be_empty="a group without parameters has no cosines"),
             Panel("Stale tensors", "timeseries", "none",
                   (("sum by (run) (muond_momentum_stale_tensors%R)", "{{run}}"),),

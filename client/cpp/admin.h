@@ -2,12 +2,14 @@
 // Every call has a deadline; errors are the daemon's, UNAVAILABLE when it does not answer.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "muond/v1/admin.grpc.pb.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 
 namespace muond::client {
@@ -26,6 +28,15 @@ class Admin {
   // grpc.health.v1: "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN". Services: "", "liveness",
   // "readiness".
   absl::StatusOr<std::string> Health(const std::string& service = "");
+
+  // admin.proto's calls. `run` empty: all runs.
+  absl::StatusOr<v1::LastStepsReply> LastSteps(const std::string& run = "");
+  absl::StatusOr<v1::SettingsReply> Settings();
+  absl::StatusOr<v1::DrainReply> Drain(bool cancel);
+  // Hands each event to `on_event` until that returns false (OK), `longest` has passed
+  // (DEADLINE_EXCEEDED) or the daemon goes away. Blocks.
+  absl::Status Watch(const std::string& run, absl::Duration longest,
+                     const std::function<bool(const v1::StepEvent&)>& on_event);
 
  private:
   absl::Status endpoint_;  // why there is no channel, told by every call

@@ -197,12 +197,13 @@ RUNS = (
         "Don't change the list of daemons of a running run."),
     Alert(
         "MuondReplicaDivergence", "critical",
-        "max without (instance) (muond_last_step) - min without (instance) (muond_last_step) > 1",
-        "<2m>",
+        "max without (instance) (muond_last_step) - min without (instance) (muond_last_step) > 1"
+        " and min without (instance) (changes(muond_last_step[<5m>])) == 0", "<2m>",
         "Daemons of one run disagree on the step number.",
         "Run {{ $labels.run }}: step numbers differ by {{ $value }}.",
-        "Daemons of a run are at most one step apart for as long as a vote takes. More is a daemon "
-        "that fell out of the run, or two runs of one name.",
+        "Daemons of a run are at most one step apart for as long as a vote takes. More, with one "
+        "that stands, is a daemon that fell out of the run, or two runs of one name. (While all of "
+        "them step, numbers differ only because Prometheus scrapes one after the other.)",
         ("`muonctl --endpoint EACH runs`: generation and next step on each daemon.",
          "`muonctl digest` on each."),
         ("Restart from a checkpoint that all daemons share.",),

@@ -120,8 +120,8 @@ CASES = {
         "Run r: the busiest daemon works 2 times the mean.", "10m"),
     "MuondReplicaDivergence": Case(
         {at("muond_last_step"): "0+10x40", at("muond_last_step", "b"): "0+10x5 50x35"},
-        {at("muond_last_step"): "0+10x40", at("muond_last_step", "b"): "1+10x40"}, "9m", RUN,
-        "Run r: step numbers differ by 40.", "6m"),
+        {at("muond_last_step"): "0+10x40", at("muond_last_step", "b"): "7+10x40"}, "13m", RUN,
+        "Run r: step numbers differ by 80.", "10m"),
     "MuondMuonInactive": Case(
         {**MUON, at("muond_parameters", group="g", algorithm="muon"): "0x90"},
         {**MUON, at("muond_parameters", group="g", algorithm="muon"): "1x90"}, "2m", RUN,

@@ -8,12 +8,14 @@ grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* conte
                                               const v1::DrainRequest* request,
                                               v1::DrainReply* reply) {
   const bool drain = !request->cancel();
-  context_.runs->RefuseNew(drain);
+  const bool changed = context_.runs->RefuseNew(drain);
   context_.set_ready(!drain);
   reply->set_draining(drain);
   for (const auto& run : context_.runs->All()) reply->add_open_runs(run->name());
-  spdlog::info("drain: an operator {}; {} runs are open",
-               drain ? "wants no new runs" : "allows new runs again", reply->open_runs_size());
+  if (changed) {
+    spdlog::info("drain: an operator {}; {} runs are open",
+                 drain ? "wants no new runs" : "allows new runs again", reply->open_runs_size());
+  }
   return AnswerNow(context, absl::OkStatus(), nullptr);
 }
 

@@ -1,5 +1,7 @@
 #include "server/run/run_table.h"
 
+#include <utility>
+
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
 
@@ -61,9 +63,9 @@ void RunTable::Remove(const std::shared_ptr<Run>& run) {
   run->Stop(absl::AbortedError(absl::StrFormat("run \"%s\": was closed", run->name())));
 }
 
-void RunTable::RefuseNew(bool refuse) {
+bool RunTable::RefuseNew(bool refuse) {
   std::lock_guard lock(mutex_);
-  refuse_new_ = refuse;
+  return std::exchange(refuse_new_, refuse) != refuse;
 }
 
 void RunTable::Drain(const absl::Status& status) {

@@ -35,7 +35,8 @@ class RunTable {
   // No new runs; every run stops with `status`.
   void Drain(const absl::Status& status);
   // Whether runs that are not open yet are refused (UNAVAILABLE); open ones go on.
-  void RefuseNew(bool refuse);
+  // True when that was otherwise before.
+  bool RefuseNew(bool refuse);
 
  private:
   absl::StatusOr<std::shared_ptr<Run>> FindForJoin(const std::string& name) const;
