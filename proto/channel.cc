@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
@@ -21,7 +22,8 @@ int Clamp(std::int64_t bytes) {
 }  // namespace
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
-                                           std::int64_t message_bytes_max) {
+                                           std::int64_t message_bytes_max,
+                                           const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   // Without a pool of its own a second channel to the same target shares the first one's socket.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -38,7 +40,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(Clamp(message_bytes_max));
   arguments.SetMaxSendMessageSize(Clamp(message_bytes_max));
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  if (security.credentials == nullptr || absl::StartsWith(target, "unix:")) {
+    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  }
+  if (!security.server_name.empty()) arguments.SetSslTargetNameOverride(security.server_name);
+  return grpc::CreateCustomChannel(target, security.credentials, arguments);
 }
 
 }  // namespace muond

@@ -63,6 +63,7 @@ class Benchmark {
     StartMemory();
     client::SessionOptions session;
     session.endpoint = options_.endpoint;
+    session.tls = options_.tls;
     session.channel = options_.channel;
     session.chunk_bytes = options_.chunk_bytes;
     MUOND_ASSIGN_OR_RETURN(
@@ -81,7 +82,8 @@ class Benchmark {
  private:
   client::Admin MakeAdmin() const {
     return options_.channel != nullptr ? client::Admin(options_.channel, absl::Seconds(30))
-                                       : client::Admin(options_.endpoint, absl::Seconds(30));
+                                       : client::Admin(options_.endpoint, absl::Seconds(30),
+                                                       options_.tls);
   }
 
   absl::Status AskDaemon() {

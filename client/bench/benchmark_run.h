@@ -16,6 +16,7 @@
 #include "client/bench/memory_need.h"
 #include "client/bench/sample_check.h"
 #include "client/models/model.h"
+#include "proto/tls.h"
 
 namespace grpc {
 class Channel;
@@ -37,6 +38,7 @@ struct BenchmarkOptions {
   std::int64_t steps = 20;    // measured, after `warmup` more
   std::int64_t warmup = 2;    // at least 1: the first step checks the transfer
   std::string endpoint;
+  TlsFiles tls;  // as in client::SessionOptions
   std::string run = "bench";
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   std::uint64_t seed = 1;

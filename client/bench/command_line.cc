@@ -27,6 +27,13 @@ void AddTarget(CLI::App& app, CommandLine& line, Words& words) {
   auto* endpoint =
       app.add_option("--endpoint,--target", line.options.endpoint,
                      "unix:///path or host:port [MUOND_ENDPOINT, else 127.0.0.1:7070]");
+  TlsFiles& tls = line.options.tls;
+  app.add_option("--tls-cert", tls.certificate,
+                 "this trainer's certificate, with --tls-key and --tls-ca [MUOND_TLS_CERT]");
+  app.add_option("--tls-key", tls.key, "its private key [MUOND_TLS_KEY]");
+  app.add_option("--tls-ca", tls.authority, "the authority's certificates [MUOND_TLS_CA]");
+  app.add_option("--tls-server-name", tls.server_name,
+                 "name in the daemon's certificate [MUOND_TLS_SERVER_NAME]");
   auto* in_process =
       app.add_flag("--in-process", line.in_process, "a service of this process, no daemon")
           ->excludes(endpoint);

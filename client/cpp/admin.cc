@@ -28,10 +28,12 @@ absl::StatusOr<Reply> Ask(const std::shared_ptr<grpc::Channel>& channel, absl::D
 
 }  // namespace
 
-Admin::Admin(const std::string& endpoint, absl::Duration timeout) : timeout_(timeout) {
-  absl::StatusOr<std::string> target = ResolveTarget(endpoint);
-  endpoint_ = target.status();
-  if (target.ok()) channel_ = MakeChannel(*target, kControlMessageBytes);
+Admin::Admin(const std::string& endpoint, absl::Duration timeout, const TlsFiles& tls)
+    : timeout_(timeout) {
+  const absl::StatusOr<std::string> target = ResolveTarget(endpoint);
+  const absl::StatusOr<ChannelSecurity> security = ResolveSecurity(tls);
+  endpoint_ = target.ok() ? security.status() : target.status();
+  if (endpoint_.ok()) channel_ = MakeChannel(*target, kControlMessageBytes, *security);
 }
 
 Admin::Admin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)

@@ -11,14 +11,15 @@
 #include "absl/time/time.h"
 #include "muond/v1/admin.grpc.pb.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/tls.h"
 
 namespace muond::client {
 
 class Admin {
  public:
   // endpoint as in SessionOptions. Connects lazily: the first call finds out, also that the
-  // endpoint makes no sense (INVALID_ARGUMENT).
-  Admin(const std::string& endpoint, absl::Duration timeout);
+  // endpoint makes no sense (INVALID_ARGUMENT). tls as in SessionOptions.
+  Admin(const std::string& endpoint, absl::Duration timeout, const TlsFiles& tls = {});
   Admin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout);
 
   absl::StatusOr<v1::StatusReply> Status(const std::string& run = "");

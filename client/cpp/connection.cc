@@ -6,7 +6,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "proto/channel.h"
 #include "proto/check.h"
 
 namespace muond::client {
@@ -64,9 +63,13 @@ absl::StatusOr<std::string> ResolveTarget(const std::string& endpoint) {
   return endpoint;
 }
 
+absl::StatusOr<ChannelSecurity> ResolveSecurity(const TlsFiles& tls) {
+  return MakeChannelSecurity(tls.empty() ? TlsFromEnvironment() : tls);
+}
+
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
-    const std::string& endpoint, std::shared_ptr<grpc::Channel> channel,
-    std::int64_t chunk_bytes) {
+    const std::string& endpoint, std::shared_ptr<grpc::Channel> channel, std::int64_t chunk_bytes,
+    const ChannelSecurity& security) {
   std::unique_ptr<Connection> connection(new Connection());
   if (channel != nullptr) {
     connection->peer_ = "in-process";
@@ -76,10 +79,11 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
   }
   MUOND_ASSIGN_OR_RETURN(connection->peer_, ResolveTarget(endpoint));
   connection->control_ =
-      v1::Optimizer::NewStub(MakeChannel(connection->peer_, kControlMessageBytes));
+      v1::Optimizer::NewStub(MakeChannel(connection->peer_, kControlMessageBytes, security));
   // A chunk with its header; and a Pull that names some hundred thousand slices.
-  connection->bulk_ = MakeChannel(
-      connection->peer_, std::max(chunk_bytes + kMessageHeaderBytes, kControlMessageBytes));
+  connection->bulk_ =
+      MakeChannel(connection->peer_,
+                  std::max(chunk_bytes + kMessageHeaderBytes, kControlMessageBytes), security);
   return connection;
 }
 

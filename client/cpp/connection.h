@@ -12,6 +12,8 @@
 #include "absl/status/statusor.h"
 #include "grpcpp/channel.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/channel.h"
+#include "proto/tls.h"
 
 namespace muond::client {
 
@@ -24,13 +26,18 @@ inline constexpr std::int64_t kControlMessageBytes = std::int64_t{64} << 20;
 // $MUOND_ENDPOINT. INVALID_ARGUMENT that quotes the endpoint and shows what is meant.
 absl::StatusOr<std::string> ResolveTarget(const std::string& endpoint);
 
+// What channels are made with: by `tls`, or where that is empty by $MUOND_TLS_*, or plain. Errors
+// as CheckTlsFiles.
+absl::StatusOr<ChannelSecurity> ResolveSecurity(const TlsFiles& tls);
+
 // The channels of one session. Thread-safe.
 class Connection {
  public:
   // `channel`, when given, carries everything (an in-process server's has no connection to share).
   static absl::StatusOr<std::unique_ptr<Connection>> Open(const std::string& endpoint,
                                                           std::shared_ptr<grpc::Channel> channel,
-                                                          std::int64_t chunk_bytes);
+                                                          std::int64_t chunk_bytes,
+                                                          const ChannelSecurity& security = {});
 
   v1::Optimizer::Stub& control() { return *control_; }
   // For the streams of chunks, which are written and read as raw buffers (wire.h).

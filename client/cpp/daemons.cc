@@ -21,11 +21,16 @@ int Weight(const CallResult& result) {
 
 absl::StatusOr<std::unique_ptr<Daemons>> Daemons::Open(const std::string& endpoint,
                                                        std::shared_ptr<grpc::Channel> channel,
-                                                       std::int64_t chunk_bytes) {
+                                                       std::int64_t chunk_bytes,
+                                                       const TlsFiles& tls) {
   std::unique_ptr<Daemons> daemons(new Daemons());
   daemons->chunk_bytes_ = chunk_bytes;
+  if (channel == nullptr) {
+    MUOND_ASSIGN_OR_RETURN(daemons->security_, ResolveSecurity(tls));
+  }
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Connection> home,
-                         Connection::Open(endpoint, std::move(channel), chunk_bytes));
+                         Connection::Open(endpoint, std::move(channel), chunk_bytes,
+                                          daemons->security_));
   daemons->connections_ = {std::move(home)};
   return daemons;
 }
@@ -44,7 +49,7 @@ absl::Status Daemons::Adopt(const v1::RegisterReply& registered) {
   for (std::size_t daemon = 0; daemon < addresses.size(); ++daemon) {
     if (static_cast<std::int64_t>(daemon) == home) continue;
     MUOND_ASSIGN_OR_RETURN(connections[daemon],
-                           Connection::Open(addresses[daemon], nullptr, chunk_bytes_));
+                           Connection::Open(addresses[daemon], nullptr, chunk_bytes_, security_));
   }
   connections[home] = connections_[home_];
   connections_ = std::move(connections);

@@ -18,7 +18,8 @@ class Daemons {
   // The first contact, whichever of the run's daemons that is.
   static absl::StatusOr<std::unique_ptr<Daemons>> Open(const std::string& endpoint,
                                                        std::shared_ptr<grpc::Channel> channel,
-                                                       std::int64_t chunk_bytes);
+                                                       std::int64_t chunk_bytes,
+                                                       const TlsFiles& tls = {});
 
   // What the first contact says of the run: connects to the others, in the plan's order; again when
   // the addresses have changed. INTERNAL for an answer that makes no sense.
@@ -39,6 +40,7 @@ class Daemons {
  private:
   Daemons() = default;
   std::int64_t chunk_bytes_ = 0;
+  ChannelSecurity security_;
   int home_ = 0;
   std::vector<std::string> addresses_;
   std::vector<std::shared_ptr<Connection>> connections_;

@@ -56,7 +56,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std:
   MUOND_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Session> session(new Session());
   MUOND_ASSIGN_OR_RETURN(session->daemons_,
-                         Daemons::Open(options.endpoint, options.channel, options.chunk_bytes));
+                         Daemons::Open(options.endpoint, options.channel, options.chunk_bytes,
+                                       options.tls));
   session->options_ = options;
   session->spec_ = spec;
   session->slices_ = slices;

@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/tls.h"
 #include "proto/values.h"
 
 namespace grpc {
@@ -45,6 +46,8 @@ struct SessionOptions {
   // "unix:///run/muond/muond.sock" or "127.0.0.1:7070"; empty: $MUOND_ENDPOINT. Any daemon of the
   // run will do: it names the others.
   std::string endpoint;
+  // Who this trainer is to daemons on other machines; empty: $MUOND_TLS_CERT, _KEY, _CA, or none.
+  TlsFiles tls;
   // Takes the place of `endpoint`: an in-process server's channel.
   std::shared_ptr<grpc::Channel> channel;
   std::string session;                                // identity across restarts; empty: "rank-<n>"

@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "muond/v1/peer.grpc.pb.h"
+#include "proto/channel.h"
 #include "server/cluster/peer_list.h"
 
 namespace muond {
@@ -19,7 +20,7 @@ class Peers {
  public:
   // Connects at the first call. `patience`: how long a peer may be out of reach before those who
   // wait for it are told.
-  Peers(PeerList list, absl::Duration patience);
+  Peers(PeerList list, absl::Duration patience, const ChannelSecurity& security = {});
 
   // "" alone when this daemon has no peers.
   const std::vector<std::string>& daemons() const { return list_.daemons; }

@@ -16,8 +16,10 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/check.h"
+#include "proto/status.h"
 #include "server/daemon/backends.h"
 #include "server/daemon/build_info.h"
+#include "server/daemon/secure_listen.h"
 #include "server/metrics/metrics_server.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/metrics_interceptor.h"
@@ -107,6 +109,20 @@ absl::Status PrepareSocket(const std::string& path) {
   return absl::OkStatus();
 }
 
+// `address` with the port that was bound, where it asked for any.
+std::string BoundAddress(const std::string& address, int port) {
+  if (absl::StartsWith(address, kUnixPrefix) || !absl::EndsWith(address, ":0")) return address;
+  return absl::StrFormat("%s:%d", address.substr(0, address.rfind(':')), port);
+}
+
+TlsFiles TlsOf(const ServiceOptions& options) {
+  return {.certificate = options.tls_cert,
+          .key = options.tls_key,
+          .authority = options.tls_ca,
+          .server_name = options.tls_server_name,
+          .refresh = options.tls_refresh};
+}
+
 }  // namespace
 
 // In the order of construction; destroyed in reverse, the executors' threads before what they use.
@@ -124,12 +140,15 @@ struct Service::Impl {
   std::unique_ptr<PeerService> peer_service;
   std::unique_ptr<AdminService> admin_service;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<grpc::Server> health_server;
+  std::string health_address;
   std::unique_ptr<MetricsServer> metrics_server;
   std::vector<std::string> addresses;
   std::vector<std::string> socket_paths;
   bool stopped = false;
 
   absl::Status Listen(const ServiceOptions& options);
+  absl::Status ListenForProbes(const std::string& address);
   void SetServing(bool serving);
   std::unique_ptr<AdminService> MakeAdminService(const std::vector<ServiceSetting>& settings);
   void WatchQueues();
@@ -163,16 +182,37 @@ void Service::Impl::WatchQueues() {
 
 void Service::Impl::SetServing(bool serving) {
   metrics->SetReady(serving);
-  auto* health = server->GetHealthCheckService();
-  if (health == nullptr) return;
-  for (const char* name : {"", "liveness", "readiness", "muond.v1.Optimizer"}) {
-    health->SetServingStatus(name, serving || std::string(name) == "liveness");
+  for (const auto* each : {&server, &health_server}) {
+    auto* health = *each == nullptr ? nullptr : (*each)->GetHealthCheckService();
+    if (health == nullptr) continue;
+    for (const char* name : {"", "liveness", "readiness", "muond.v1.Optimizer"}) {
+      health->SetServingStatus(name, serving || std::string(name) == "liveness");
+    }
   }
+}
+
+absl::Status Service::Impl::ListenForProbes(const std::string& address) {
+  if (address.empty()) return absl::OkStatus();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // One completion queue and one thread: a probe comes every few seconds.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  health_server = builder.BuildAndStart();
+  if (health_server == nullptr || port == 0) {
+    return absl::UnavailableError(absl::StrFormat(
+        "listen for health probes on %s: cannot bind: is another daemon there?", address));
+  }
+  health_address = BoundAddress(address, port);
+  return absl::OkStatus();
 }
 
 absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  MUOND_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ServerCredentials> tcp_credentials,
+                         MakeServerCredentials(TlsOf(options)));
   grpc::ServerBuilder builder;
   // One port variable per address: a unix address sets its port to 1.
   std::vector<int> ports(options.listen.size(), 0);
@@ -184,7 +224,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
       socket_paths.push_back(path);
       builder.AddListeningPort(kUnixPrefix + path, grpc::InsecureServerCredentials(), &ports[i]);
     } else {
-      builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
+      builder.AddListeningPort(address, tcp_credentials, &ports[i]);
     }
   }
   builder.RegisterService(service.get());
@@ -208,11 +248,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
       return absl::UnavailableError(
           absl::StrFormat("listen on %s: cannot bind: is another daemon there?", address));
     }
-    const bool any_port = absl::EndsWith(address, ":0");
-    addresses.push_back(
-        absl::StartsWith(address, kUnixPrefix) || !any_port
-            ? address
-            : absl::StrFormat("%s:%d", address.substr(0, address.rfind(':')), ports[i]));
+    addresses.push_back(BoundAddress(address, ports[i]));
   }
   if (server == nullptr) return absl::UnavailableError("start the gRPC server: it did not start");
   return absl::OkStatus();
@@ -237,7 +273,8 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                                        .advertise = options.advertise,
                                        .listen = options.listen,
                                        .daemons_expected = options.peers_expected}));
-  impl->peers = std::make_shared<Peers>(peers, options.peer_patience);
+  MUOND_ASSIGN_OR_RETURN(const ChannelSecurity security, MakeChannelSecurity(TlsOf(options)));
+  impl->peers = std::make_shared<Peers>(peers, options.peer_patience, security);
   impl->peer_executor = std::make_unique<Executor>();
   impl->runs =
       std::make_unique<RunTable>(RunContext{.devices = std::move(devices),
@@ -269,6 +306,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   impl->admin_service = impl->MakeAdminService(options.settings);
   impl->WatchQueues();
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
+  MUOND_RETURN_IF_ERROR(impl->ListenForProbes(options.health_address));
   if (!options.metrics_address.empty()) {
     MUOND_ASSIGN_OR_RETURN(impl->metrics_server,
                            MetricsServer::Start(options.metrics_address, impl->metrics.get()));
@@ -304,7 +342,16 @@ void Service::OnLogMessage(std::string_view level) {
   impl_->metrics->OnLogMessage(static_cast<LogSeverity>(found - levels.begin()));
 }
 
+std::string Service::health_address() const { return impl_->health_address; }
+
 std::string Service::Metrics() { return impl_->metrics->Serialize(); }
+
+absl::Status Service::CheckAlive(absl::Duration timeout) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  v1::StatusReply reply;
+  return FromGrpc(v1::Optimizer::NewStub(channel())->Status(&context, v1::StatusRequest(), &reply));
+}
 
 void Service::Stop(absl::Duration grace) {
   if (impl_->stopped) return;
@@ -316,6 +363,7 @@ void Service::Stop(absl::Duration grace) {
   impl_->runs->Drain(absl::UnavailableError("the daemon is shutting down: try again later"));
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
+  if (impl_->health_server != nullptr) impl_->health_server->Shutdown();
   impl_->metrics_server.reset();
   impl_->peer_executor.reset();
   StopAll(impl_->executors);

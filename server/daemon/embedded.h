@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -36,6 +37,14 @@ struct ServiceOptions {
   std::string cpu_products = "auto";           // "auto", "f32" or "bf16"
   int threads = 0;                             // of the backend; 0: one per core
   std::vector<std::string> listen;  // "unix:///path", "127.0.0.1:0"; empty: in-process only
+  // PEM files (proto/tls.h), all three or none: with them each TCP address of `listen` asks for a
+  // certificate, and calls to other daemons show this one.
+  std::string tls_cert, tls_key, tls_ca;
+  std::string tls_server_name;  // that the daemons' certificates carry; empty: the address's host
+  absl::Duration tls_refresh = absl::Seconds(30);
+  // Answers grpc.health.v1 and nothing else, plainly: for probes that have no certificate. Empty:
+  // off.
+  std::string health_address;
   std::string metrics_address;      // "127.0.0.1:0"; empty: no HTTP exposer
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   std::int64_t max_tensor_bytes = std::int64_t{2} << 30;
@@ -73,8 +82,14 @@ class Service {
   std::string metrics_address() const;
   // A line of the log was written: counted. The level's name is spdlog's.
   void OnLogMessage(std::string_view level);
+  std::string health_address() const;  // likewise; empty: off
   // The Prometheus exposition of this moment, as GET /metrics gives it.
   std::string Metrics();
+
+  // Whether gRPC's threads still answer and no run's lock is stuck: asks itself for its status, and
+  // returns DEADLINE_EXCEEDED when `timeout` has passed. A device that computes for long, or hangs,
+  // does not count: step-deadline tells those who wait for it.
+  absl::Status CheckAlive(absl::Duration timeout);
 
   // Health NOT_SERVING, running calls may finish within `grace`, streams are then cancelled.
   void Stop(absl::Duration grace);

@@ -5,11 +5,13 @@
 #include <systemd/sd-daemon.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "server/daemon/config.h"
 #include "server/daemon/embedded.h"
 #include "server/daemon/logging.h"
@@ -52,8 +54,36 @@ void TuneAllocator() {
 void LogStart(const Config& config, const Service& service) {
   for (const std::string& warning : config.warnings) spdlog::warn("{}", warning);
   for (const std::string& address : service.addresses()) spdlog::info("listening on {}", address);
+  if (!service.health_address().empty()) {
+    spdlog::info("health probes on {}", service.health_address());
+  }
   if (!service.metrics_address().empty()) {
     spdlog::info("metrics on http://{}/metrics", service.metrics_address());
+  }
+}
+
+// Returns with the signal. Meanwhile systemd's watchdog, where there is one, hears that the daemon
+// answers, for as long as it does.
+int WaitForSignal(const sigset_t& signals, Service& service) {
+  std::uint64_t watchdog_us = 0;
+  if (sd_watchdog_enabled(0, &watchdog_us) <= 0) {
+    int number = 0;
+    sigwait(&signals, &number);
+    return number;
+  }
+  // Asking may take as long as waiting: both fit into the time that systemd gives.
+  const absl::Duration interval = absl::Microseconds(watchdog_us) / 3;
+  const timespec wait = absl::ToTimespec(interval);
+  for (;;) {
+    const int number = sigtimedwait(&signals, nullptr, &wait);
+    if (number > 0) return number;
+    const absl::Status alive = service.CheckAlive(interval);
+    if (alive.ok()) {
+      sd_notify(0, "WATCHDOG=1");
+    } else {
+      spdlog::error("watchdog: the daemon does not answer itself: {}",
+                    std::string(alive.message()));
+    }
   }
 }
 
@@ -86,8 +116,7 @@ int Main(const std::vector<std::string>& arguments) {
   LogStart(config, **service);
   sd_notify(0, "READY=1\nSTATUS=accepting runs");
 
-  int signal_number = 0;
-  sigwait(&signals, &signal_number);
+  const int signal_number = WaitForSignal(signals, **service);
   spdlog::info("{}: draining for at most {}", signal_number == SIGTERM ? "SIGTERM" : "SIGINT",
                absl::FormatDuration(config.drain_grace));
   sd_notify(0, "STOPPING=1\nSTATUS=draining");

@@ -104,6 +104,7 @@ LIBRARIES = {
     "re2/": {"registry"},
     "xxhash.h": {"registry", "step", "engine", "transport"},
     "isa-l": {"proto"},
+    "openssl/": {"proto"},
     "cblas": {"kernels", "client-bench", "client-examples"},
     "openblas": {"kernels", "client-bench"},
     "tbb/": {"kernels"},
