@@ -216,6 +216,7 @@ absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
   }
   CommitReport report;
   MUOND_RETURN_IF_ERROR(AdamWCommit(*this, request).Run(adamw, report));
+  faults_.StopHere(FaultPoint::kStopInCommit);
   if (faults_.Fire(FaultPoint::kFailCommit)) return absl::InternalError("commit: injected fault");
   MUOND_RETURN_IF_ERROR(MuonCommit(*this, request).Run(muon, report));
   if (faults_.Fire(FaultPoint::kMomentumNan) && !muon.empty()) {
