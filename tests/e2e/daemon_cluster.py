@@ -64,7 +64,7 @@ class DaemonCluster:
             if not self.peers.startswith("dns:"):
                 flags += ["--advertise", self.names[index]]
         daemon = Daemon(*flags, directory=self.test.directory, listen=[self.listen[index]],
-                        prefix=self.prefixes[index], wait=False)
+                        prefix=self.prefixes[index], metrics="none", wait=False)
         self.test.daemons.append(daemon)
         self.test.addCleanup(self._end, daemon)
         self.daemons[index] = daemon
@@ -109,17 +109,12 @@ class DaemonCluster:
             arguments += [flag] if value is True else [flag, str(value)]
         ranks = []
         for rank in range(count):
-            trainer = Trainer(rank, run, self.test.directory, arguments,
+            trainer = Trainer(rank, run, self.test.directory, arguments, self.pids,
                               prefixes[rank] if prefixes else ())
             self.test.addCleanup(trainer.close)
-            self.pids[trainer.name] = trainer.process.pid
             ranks.append(trainer)
         self.trainers += ranks
         return ranks
-
-    def restart_rank(self, trainer):
-        trainer.restart()
-        self.pids[trainer.name] = trainer.process.pid
 
     def ask(self, index, method, request, seconds=30):
         """One call of the optimizer service of a daemon, past its proxy."""

@@ -22,10 +22,10 @@ STOPS = {"stop_in_reduce": 3, "stop_in_commit": 1, "stop_before_finish_reply": 4
 DAEMON_ACTIONS = ("pause", "kill a rank", "reset")
 
 
-def undisturbed_digest(test, seed, steps):
+def undisturbed_digest(test, seed, steps, skip_every=SKIP_EVERY):
     """Of the same training on one daemon, without proxies, where nothing happens."""
     cluster = DaemonCluster(test, 1, peers="")
-    ranks = cluster.start_ranks(RANKS, steps=steps, seed=seed, skip_every=SKIP_EVERY)
+    ranks = cluster.start_ranks(RANKS, steps=steps, seed=seed, skip_every=skip_every)
     for trainer in ranks:
         trainer.wait_done()
     skipped = sum(not outcome["applied"] for outcome in ranks[0].outcomes.values())
@@ -89,7 +89,6 @@ class FaultStory:
 
     def tell(self, text):
         self.told.append(text)
-        import time; print(time.monotonic(), text)
 
     def check(self):
         for trainer in self.ranks:
@@ -134,7 +133,7 @@ class FaultStory:
         self.tell(f"daemon {daemon} stopped in step {self.step}: {action}")
         if action == "kill a rank":
             killed = self.random.choice([t for t in self.ranks if t is not self.victim])
-            self.cluster.restart_rank(killed)
+            killed.restart()
         elif action == "reset":
             self.cluster.proxy[daemon].reset()
         self.cluster.resume(daemon)
@@ -210,6 +209,6 @@ class FaultStory:
             for proxy in self.cluster.proxy:
                 proxy.reset(victim.name)
         if action == "kill":
-            self.cluster.restart_rank(victim)
+            victim.restart()
         elif hold is None:
             victim.say()

@@ -68,6 +68,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         self.unix = self.tcp = self.metrics = ""
         self.listening = len(addresses)
+        self.has_metrics = metrics != "none"
         if wait:
             self.wait_for_addresses()
 
@@ -75,9 +76,12 @@ class Daemon:
         """Until it listens; then `unix`, `tcp` and `metrics` are known."""
         def ready():
             assert self.process.poll() is None, f"muond ended at once:\n{self.log()}"
-            return re.search(r"metrics on (http://\S+)/metrics", self.log())
+            if self.has_metrics:
+                return re.search(r"metrics on (http://\S+)/metrics", self.log())
+            return len(re.findall(r"listening on (\S+)\n", self.log())) == self.listening
 
-        self.metrics = wait_until(ready, "muond's start", START_SECONDS)[1]
+        told = wait_until(ready, "muond's start", START_SECONDS)
+        self.metrics = told[1] if self.has_metrics else ""
         addresses = re.findall(r"listening on (\S+)", self.log())
         assert len(addresses) == self.listening, (
             f"{self.listening} addresses wanted, log has {addresses}")

@@ -2,6 +2,8 @@
 delays or resets bytes when a test says so, exactly at the byte that the test names."""
 
 import asyncio
+import contextlib
+import os
 import pathlib
 import socket
 import struct
@@ -29,13 +31,13 @@ def owner_of(local, remote, pids):
             fields = line.split()
             if fields[1:3] == ends:
                 inode = fields[9]
-    for name, pid in pids.items():
-        try:
-            for entry in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-                if str(entry.readlink()) == f"socket:[{inode}]":
+    for name, pid in list(pids.items()):
+        folder = f"/proc/{pid}/fd"
+        # A process or a descriptor may go meanwhile.
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder):
+                if os.readlink(f"{folder}/{entry}") == f"socket:[{inode}]":
                     return name
-        except OSError:
-            continue  # the process or the descriptor has gone meanwhile
     return None
 
 
@@ -65,15 +67,25 @@ class Hold:
 class _Link:
     """One connection: two sockets, two pumps."""
 
-    def __init__(self, proxy, who, client, server):
-        self.proxy, self.who = proxy, who
+    def __init__(self, proxy, client, server):
+        self.proxy = proxy
+        self._who = None
+        self.open = 2  # directions
         self.writers = (client[1], server[1])
         self.pumps = [asyncio.create_task(self._pump(client[0], server[1], UP)),
                       asyncio.create_task(self._pump(server[0], client[1], DOWN))]
 
+    @property
+    def who(self):
+        """Whose it is; looked up when somebody wants to know."""
+        if self._who is None:
+            ends = (self.writers[0].get_extra_info(end)[:2] for end in ("peername", "sockname"))
+            self._who = owner_of(*ends, self.proxy.pids)
+        return self._who
+
     def _hold(self, direction):
         return next((hold for hold in self.proxy.holds
-                     if hold.who == self.who and hold.direction == direction), None)
+                     if hold.direction == direction and hold.who == self.who), None)
 
     async def _pump(self, reader, writer, direction):
         try:
@@ -92,6 +104,11 @@ class _Link:
                 writer.write(data)
                 await writer.drain()
             writer.write_eof()
+            self.open -= 1
+            if self.open == 0:
+                self.proxy.links.discard(self)
+                for end in self.writers:
+                    end.close()
         except OSError:
             self.reset()
 
@@ -127,15 +144,13 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
     async def _accept(self, reader, writer):
-        who = owner_of(writer.get_extra_info("peername")[:2],
-                       writer.get_extra_info("sockname")[:2], self.pids)
         host, port = self.target.rsplit(":", 1)
         try:
             server = await asyncio.open_connection(host, int(port))
         except OSError:
             writer.transport.abort()
             return
-        self.links.add(_Link(self, who, (reader, writer), server))
+        self.links.add(_Link(self, (reader, writer), server))
 
     def hold(self, who, direction, after=0):
         """Of the process of that name, from now on."""
@@ -150,9 +165,9 @@ class Proxy:
         """All connections of that process, or of everybody."""
         async def reset():
             for link in list(self.links):
-                if who in (None, link.who):
+                if who is None or link.who == who:
                     link.reset()
-            for hold in [hold for hold in self.holds if who in (None, hold.who)]:
+            for hold in [hold for hold in self.holds if who is None or hold.who == who]:
                 self.holds.discard(hold)
                 hold.released.set()
         self.run(reset())

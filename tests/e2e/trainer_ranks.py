@@ -18,17 +18,19 @@ WAIT_SECONDS = 90
 class Trainer:
     """One rank. It passes every phase by itself but those that `hold` names."""
 
-    def __init__(self, rank, run, directory, arguments, prefix=()):
+    def __init__(self, rank, run, directory, arguments, pids, prefix=()):
         self.rank = rank
         self.name = f"{run}-rank-{rank}"
         self.arguments = [*prefix, program("muond-test-trainer"), "--rank", str(rank),
                           *map(str, arguments)]
         self.log_path = directory / f"{self.name}-{time.monotonic_ns()}.log"
+        self.pids = pids    # {name: pid} of all, for the proxies
         self.calls = []     # what it told of each, of all its lives
         self.outcomes = {}  # by step
         self.times = None   # of one that ran free
         self.holds = {}     # phase: step, or None for every step
         self.held = None    # (phase, step) when it waits for a word
+        self.position = None  # where it knew the run to stand when it last asked for a word
         self.done = False
         self.stopped_at = None
         self.changed = threading.Condition()
@@ -40,6 +42,7 @@ class Trainer:
             self.process = subprocess.Popen(
                 self.arguments, env=clean_environment(), stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True)
+        self.pids[self.name] = self.process.pid
         self.done = False
         self.reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self.reader.start()
@@ -67,6 +70,7 @@ class Trainer:
             self.done = True
         elif kind == "at":
             phase, step = event["phase"], event["step"]
+            self.position = event if "needs_restore" in event else None
             if phase in self.holds and self.holds[phase] in (None, step):
                 self.held = (phase, step)
             else:
@@ -86,9 +90,11 @@ class Trainer:
         with self.changed:
             self.holds[phase] = step
 
-    def unhold(self, phase):
+    def unhold(self, phase=None):
+        """Of all phases, where none is named."""
         with self.changed:
-            self.holds.pop(phase, None)
+            for each in [phase] if phase else list(self.holds):
+                self.holds.pop(each, None)
 
     def say(self, word="go"):
         with self.changed:

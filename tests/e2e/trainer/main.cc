@@ -18,7 +18,7 @@ int Main(int argc, char** argv) {
   app.add_option("--rank", options.rank, "of this trainer");
   app.add_option("--world", options.model.world_size, "how many ranks");
   app.add_option("--seed", options.model.seed, "of values, gradients and overflows");
-  app.add_option("--skip-every", options.model.skip_every, "one of n steps overflows; 0: none");
+  app.add_option("--skip-every", options.model.skip_every, "of n steps one overflows; 0: none");
   app.add_option("--steps", options.steps, "how many to take");
   app.add_option("--chunk-bytes", options.session.chunk_bytes, "payload of one message");
   app.add_option("--call-timeout", call_seconds, "seconds for a control call");

@@ -156,7 +156,9 @@ RankSlices BoxesOf(const std::vector<Slice>& slices) {
 }
 
 bool Overflows(const ModelOptions& options, std::int64_t step) {
-  return options.skip_every > 0 && Mix(options.seed * 31 + step) % options.skip_every == 0;
+  if (options.skip_every < 1) return false;
+  const std::int64_t among = options.skip_every;
+  return Mix(options.seed * 31 + step / among) % among == static_cast<std::uint64_t>(step % among);
 }
 
 void MakeGradients(const RunSpec& run, const ModelOptions& options, std::int64_t rank,

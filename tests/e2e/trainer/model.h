@@ -19,7 +19,7 @@ struct ModelOptions {
   std::string kind = "mixed";
   std::int64_t world_size = 4;
   std::uint64_t seed = 1;
-  int skip_every = 0;  // every n-th step overflows on one of the ranks; 0: none
+  int skip_every = 0;  // of n steps one, at random, overflows on one of the ranks; 0: none
 };
 
 // One box of one parameter, and the values that this rank has there.
