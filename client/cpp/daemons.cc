@@ -9,11 +9,12 @@
 namespace muond::client {
 namespace {
 
-// How much a failure says: a daemon that is away says nothing that another one's refusal does not.
+// How much a failure says. A daemon that refuses says most. One that is away is why others wait in
+// vain, for its vote or for a rank that can't send to it, and hear of nothing but that.
 int Weight(const CallResult& result) {
   if (result.status.ok()) return 0;
-  if (absl::IsUnavailable(result.status) || absl::IsCancelled(result.status)) return 1;
-  if (absl::IsDeadlineExceeded(result.status)) return 2;
+  if (absl::IsDeadlineExceeded(result.status)) return 1;
+  if (absl::IsUnavailable(result.status) || absl::IsCancelled(result.status)) return 2;
   return 3;
 }
 

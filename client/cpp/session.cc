@@ -259,7 +259,10 @@ RetryPlan Session::Plan(int daemon, const std::string& action, absl::Duration ti
           .peer = (*daemons_)[daemon].peer(),
           .kind = CallKind::kControl,
           .timeout = timeout,
-          .generation = generation_};
+          .generation = generation_,
+          .pause = [connection = &(*daemons_)[daemon]](absl::Duration delay) {
+            connection->Pause(delay);
+          }};
 }
 
 }  // namespace muond::client

@@ -80,9 +80,9 @@ class Service {
   // What was bound, in the order of ServiceOptions::listen, port 0 resolved: "127.0.0.1:41233".
   const std::vector<std::string>& addresses() const;
   std::string metrics_address() const;
+  std::string health_address() const;  // likewise; empty: off
   // A line of the log was written: counted. The level's name is spdlog's.
   void OnLogMessage(std::string_view level);
-  std::string health_address() const;  // likewise; empty: off
   // The Prometheus exposition of this moment, as GET /metrics gives it.
   std::string Metrics();
 

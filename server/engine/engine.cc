@@ -218,6 +218,7 @@ absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
   report.diagnostics.sampled = request.sample;
   CountStale(request, report.diagnostics);
   MUOND_RETURN_IF_ERROR(AdamWCommit(*this, request).Run(adamw, report));
+  faults_.StopHere(FaultPoint::kStopInCommit);
   if (faults_.Fire(FaultPoint::kFailCommit)) return absl::InternalError("commit: injected fault");
   MUOND_RETURN_IF_ERROR(MuonCommit(*this, request).Run(muon, report));
   if (faults_.Fire(FaultPoint::kMomentumNan) && !muon.empty()) {

@@ -122,6 +122,9 @@ struct EngineFaults {
   FaultInjector* points = nullptr;
   kernels::NewtonSchulzFault* newton_schulz = nullptr;  // the backend's, counted up by the points
   bool Fire(FaultPoint point) const { return points != nullptr && points->Fire(point); }
+  void StopHere(FaultPoint point) const {
+    if (points != nullptr) points->StopHere(point);
+  }
 };
 
 class Engine {

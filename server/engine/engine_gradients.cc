@@ -72,6 +72,7 @@ absl::Status Engine::BringGradients(std::span<const ReduceRequest> requests) {
 
 absl::Status Engine::BringGradient(ShardState& state, const ReduceRequest& request,
                                    UploadPack& pack) {
+  faults_.StopHere(FaultPoint::kStopInReduce);
   if (faults_.Fire(FaultPoint::kFailReduce)) {
     return absl::InternalError(
         absl::StrFormat("parameter \"%s\": reduce gradient: injected fault", state.spec->name));
