@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
@@ -48,6 +49,24 @@ std::int64_t BatchElements(const kernels::Backend& backend) {
   return backend.host_memory() ? kMuonBatchElements : kMuonDeviceBatchElements;
 }
 
+// The states that share scratch, in their order.
+std::vector<std::vector<int>> BatchesOf(const std::vector<ShardState>& states,
+                                        const std::vector<int>& indexes,
+                                        const kernels::Backend& backend) {
+  std::vector<std::vector<int>> batches;
+  std::int64_t elements = 0;
+  for (int index : indexes) {
+    const std::int64_t more = Footprint(states[index]);
+    if (batches.empty() || elements + more > BatchElements(backend)) {
+      batches.emplace_back();
+      elements = 0;
+    }
+    batches.back().push_back(index);
+    elements += more;
+  }
+  return batches;
+}
+
 // Scans of parts of one tensor, combined in the order of the parts.
 void Merge(const kernels::StateScan& part, kernels::StateScan& whole) {
   whole.nonfinite += part.nonfinite;
@@ -78,21 +97,33 @@ std::size_t MuonCommit::ScratchBytes(const std::vector<ShardState>& states,
          (packed ? 3 : 2);
 }
 
-absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
-  std::vector<int> batch;
-  std::int64_t elements = 0;
-  for (int index : states) {
-    const std::int64_t more = Footprint(engine_.states_[index]);
-    if (!batch.empty() && elements + more > BatchElements(engine_.backend_)) {
-      MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
-      if (!report.failure.empty()) return absl::OkStatus();
-      batch.clear();
-      elements = 0;
-    }
-    batch.push_back(index);
-    elements += more;
+std::size_t MuonCommit::NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                          const kernels::Backend& backend) {
+  std::vector<int> muon;
+  for (int i = 0; i < std::ssize(states); ++i) {
+    if (states[i].muon() && states[i].elements > 0) muon.push_back(i);
   }
-  return batch.empty() ? absl::OkStatus() : RunBatch(batch, report);
+  std::size_t bytes = 0;
+  for (const std::vector<int>& batch : BatchesOf(states, muon, backend)) {
+    std::map<const kernels::NewtonSchulzRule*, std::vector<kernels::MatrixShape>> calls;
+    for (int index : batch) {
+      for (const MatrixBlock& block : states[index].matrices) {
+        calls[states[index].newton_schulz].push_back({block.rows, block.cols});
+      }
+    }
+    for (const auto& [rule, shapes] : calls) {
+      bytes = std::max(bytes, backend.NewtonSchulzScratchBytes(shapes, *rule));
+    }
+  }
+  return bytes;
+}
+
+absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
+  for (const std::vector<int>& batch : BatchesOf(engine_.states_, states, engine_.backend_)) {
+    MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
+    if (!report.failure.empty()) break;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& report) {
@@ -171,7 +202,8 @@ absl::Status MuonCommit::UpdateMomenta(const Batch& batch) {
 }
 
 // Groups may differ in coefficients: the matrices of one group go in one call.
-absl::Status MuonCommit::OrthogonalizeAll(const Batch& batch, CommitReport& report) {
+absl::Status MuonCommit::OrthogonalizeAll(Batch& batch, CommitReport& report) {
+  batch.o_scales.assign(batch.matrices.size(), 1);
   std::vector<std::pair<const GroupSpec*, std::vector<std::size_t>>> groups;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const GroupSpec* group = engine_.states_[batch.parts[i].state].group;
@@ -187,7 +219,7 @@ absl::Status MuonCommit::OrthogonalizeAll(const Batch& batch, CommitReport& repo
   return absl::OkStatus();
 }
 
-absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
                                        CommitReport& report) {
   const ShardState& first = engine_.states_[batch.parts[members[0]].state];
   std::vector<kernels::MatrixJob> jobs;
@@ -204,6 +236,7 @@ absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std
   CommitReport::Group& group = report.groups[first.group->name];
   for (std::size_t i = 0; i < results.size(); ++i) {
     const kernels::NewtonSchulzResult& result = results[i];
+    batch.o_scales[members[i]] = result.o_scale;
     ++report.newton_schulz_calls;
     report.zero_inputs += result.zero_input;
     report.newton_schulz_fallbacks += result.fallback;
@@ -236,7 +269,7 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
                       .o = o,
                       .elements = count,
                       .decay = DecayFactor(*state.group, now),
-                      .step = now.lr * factor});
+                      .step = now.lr * factor * batch.o_scales[i]});
       states.push_back(batch.parts[i].state);
       o += count * element_bytes_;
     }

@@ -17,6 +17,9 @@ class MuonCommit {
   // dtype, and a packed copy of U where a row split gathers rows.
   static std::size_t ScratchBytes(const std::vector<ShardState>& states,
                                   const kernels::Backend& backend);
+  // Bytes that the backend's Newton-Schulz takes meanwhile.
+  static std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                       const kernels::Backend& backend);
 
   // Applies the step to `states` (indices of Muon states, all reduced). A matrix that can't be
   // orthogonalized stops the run: report.failure says which; its weights are left as they were.
@@ -34,14 +37,15 @@ class MuonCommit {
     std::vector<kernels::MomentumJob> momenta;  // one per state
     std::vector<kernels::CopyJob> gathers;
     std::vector<kernels::MatrixJob> matrices;  // one per part
+    std::vector<double> o_scales;              // likewise
     std::vector<Part> parts;
   };
   absl::Status RunBatch(const std::vector<int>& states, CommitReport& report);
   void LayOut(Batch& batch) const;
   kernels::MomentumJob MomentumJobOf(const ShardState& state, char* u) const;
   absl::Status UpdateMomenta(const Batch& batch);
-  absl::Status OrthogonalizeAll(const Batch& batch, CommitReport& report);
-  absl::Status Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+  absl::Status OrthogonalizeAll(Batch& batch, CommitReport& report);
+  absl::Status Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
                              CommitReport& report);
   absl::Status ApplyAll(const Batch& batch, CommitReport& report);
 
