@@ -136,11 +136,8 @@ absl::Status Engine::AllocateStates() {
     if (device) need.gradients += bytes;
     state_bytes_ +=
         static_cast<std::int64_t>(sizeof(float)) * state.elements * (state.muon() ? 2 : 3);
-    for (const MatrixBlock& block : state.matrices) {
-      need.in_calls =
-          std::max(need.in_calls, backend_.NewtonSchulzScratchBytes(block.rows, block.cols));
-    }
   }
+  need.in_calls = MuonCommit::NewtonSchulzBytes(states_, backend_);
   need.scratch = std::max(MuonCommit::ScratchBytes(states_, backend_),
                           device ? kDeviceScratchBytes : std::size_t{0});
   // Asked before anything is taken: other runs on the device must not feel the attempt.

@@ -60,6 +60,24 @@ bool IsLowRank(const kernels::NewtonSchulzResult& result, std::int64_t k) {
          result.output_norm * result.output_norm < kLowRankShare * static_cast<double>(k);
 }
 
+// The states that share scratch, in their order.
+std::vector<std::vector<int>> BatchesOf(const std::vector<ShardState>& states,
+                                        const std::vector<int>& indexes,
+                                        const kernels::Backend& backend) {
+  std::vector<std::vector<int>> batches;
+  std::int64_t elements = 0;
+  for (int index : indexes) {
+    const std::int64_t more = Footprint(states[index]);
+    if (batches.empty() || elements + more > BatchElements(backend)) {
+      batches.emplace_back();
+      elements = 0;
+    }
+    batches.back().push_back(index);
+    elements += more;
+  }
+  return batches;
+}
+
 // Scans of parts of one tensor, combined in the order of the parts.
 void Merge(const kernels::StateScan& part, kernels::StateScan& whole) {
   whole.nonfinite += part.nonfinite;
@@ -90,21 +108,33 @@ std::size_t MuonCommit::ScratchBytes(const std::vector<ShardState>& states,
          (packed ? 3 : 2);
 }
 
-absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
-  std::vector<int> batch;
-  std::int64_t elements = 0;
-  for (int index : states) {
-    const std::int64_t more = Footprint(engine_.states_[index]);
-    if (!batch.empty() && elements + more > BatchElements(engine_.backend_)) {
-      MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
-      if (!report.failure.empty()) return absl::OkStatus();
-      batch.clear();
-      elements = 0;
-    }
-    batch.push_back(index);
-    elements += more;
+std::size_t MuonCommit::NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                          const kernels::Backend& backend) {
+  std::vector<int> muon;
+  for (int i = 0; i < std::ssize(states); ++i) {
+    if (states[i].muon() && states[i].elements > 0) muon.push_back(i);
   }
-  return batch.empty() ? absl::OkStatus() : RunBatch(batch, report);
+  std::size_t bytes = 0;
+  for (const std::vector<int>& batch : BatchesOf(states, muon, backend)) {
+    std::map<const kernels::NewtonSchulzRule*, std::vector<kernels::MatrixShape>> calls;
+    for (int index : batch) {
+      for (const MatrixBlock& block : states[index].matrices) {
+        calls[states[index].newton_schulz].push_back({block.rows, block.cols});
+      }
+    }
+    for (const auto& [rule, shapes] : calls) {
+      bytes = std::max(bytes, backend.NewtonSchulzScratchBytes(shapes, *rule));
+    }
+  }
+  return bytes;
+}
+
+absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
+  for (const std::vector<int>& batch : BatchesOf(engine_.states_, states, engine_.backend_)) {
+    MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
+    if (!report.failure.empty()) break;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& report) {
@@ -197,6 +227,7 @@ absl::Status MuonCommit::UpdateMomenta(const Batch& batch, CommitReport& report)
 // Groups may differ in coefficients: the matrices of one group go in one call.
 absl::Status MuonCommit::OrthogonalizeAll(Batch& batch, CommitReport& report) {
   batch.output_norms.resize(batch.parts.size());
+  batch.o_scales.assign(batch.matrices.size(), 1);
   std::vector<std::pair<const GroupSpec*, std::vector<std::size_t>>> groups;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const GroupSpec* group = engine_.states_[batch.parts[i].state].group;
@@ -229,6 +260,7 @@ absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size
   CommitReport::Group& group = report.groups[first.group->name];
   for (std::size_t i = 0; i < results.size(); ++i) {
     const kernels::NewtonSchulzResult& result = results[i];
+    batch.o_scales[members[i]] = result.o_scale;
     ++report.newton_schulz_calls;
     report.zero_inputs += result.zero_input;
     report.newton_schulz_fallbacks += result.fallback;
@@ -265,7 +297,7 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
                       .o = o,
                       .elements = count,
                       .decay = DecayFactor(*state.group, now),
-                      .step = now.lr * factor});
+                      .step = now.lr * factor * batch.o_scales[i]});
       states.push_back(batch.parts[i].state);
       o += count * element_bytes_;
     }

@@ -17,6 +17,9 @@ class MuonCommit {
   // dtype, and a packed copy of U where a row split gathers rows.
   static std::size_t ScratchBytes(const std::vector<ShardState>& states,
                                   const kernels::Backend& backend);
+  // Bytes that the backend's Newton-Schulz takes meanwhile.
+  static std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                       const kernels::Backend& backend);
 
   // Applies the step to `states` (indices of Muon states, all reduced). A matrix that can't be
   // orthogonalized stops the run: report.failure says which; its weights are left as they were.
@@ -34,6 +37,7 @@ class MuonCommit {
     std::vector<kernels::MomentumJob> momenta;  // one per state
     std::vector<kernels::CopyJob> gathers;
     std::vector<kernels::MatrixJob> matrices;  // one per part
+    std::vector<double> o_scales;              // likewise
     std::vector<Part> parts;
     std::vector<double> output_norms = {};  // |O|_F of each part
     // U of the batch, and the distance from a matrix's O to what may be overwritten of U once all

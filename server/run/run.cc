@@ -62,7 +62,8 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
       .plan = {.devices_per_daemon = std::vector<int>(context.peers->count(),
                                                       static_cast<int>(context.devices.size())),
                .iterate_bytes = static_cast<std::int64_t>(
-                   kernels::DtypeBytes(context.devices[0].backend->iterate_dtype()))},
+                   kernels::DtypeBytes(context.devices[0].backend->iterate_dtype())),
+               .device_memory = !context.devices[0].backend->host_memory()},
       .daemon = context.peers->self()};
   auto registry = Registry::Create(std::move(spec), context.limits, placement);
   if (!registry.ok()) return Refused(name, registry.status());
@@ -75,8 +76,8 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
     const bool holds = run->routing().parameters[i].state == i;
     shards.push_back(holds ? run->registry_.ShardsHere(i) : std::vector<Shard>{});
   }
-  auto engines = Engines::Create(context.devices, run->spec(), run->routing(), shards,
-                                 context.faults, run);
+  auto engines =
+      Engines::Create(context.devices, run->spec(), run->routing(), shards, context.faults, run);
   if (!engines.ok()) return Refused(name, engines.status());
   run->engines_ = *std::move(engines);
   run->OpenMetrics();
@@ -256,9 +257,9 @@ absl::StatusOr<OpenSlice> Run::OpenInitial(const SliceAddress& address, std::int
   MUOND_ASSIGN_OR_RETURN(slice.memory, engines_->AllocateStaging(id.parameter, elements, dtype));
   target.keepalive = slice.memory;
   target.base = static_cast<std::byte*>(slice.memory->data());
-  slice.receiver = std::make_shared<SliceReceiver>(SliceObject(id, "initial values"),
-                                                   Box{{0}, {box.Elements()}, true}, dtype,
-                                                   std::move(target));
+  slice.receiver =
+      std::make_shared<SliceReceiver>(SliceObject(id, "initial values"),
+                                      Box{{0}, {box.Elements()}, true}, dtype, std::move(target));
   initial_slices_.Open(id, slice.receiver);
   return slice;
 }
@@ -278,8 +279,8 @@ void Run::CloseInitial(const OpenSlice& slice, ArrivalCallback done) {
       return;
     }
     if (status.ok()) {
-      const auto arrival = initial_.Check(
-          slice.id, spec().parameters[slice.id.parameter].name, slice.receiver->digest());
+      const auto arrival = initial_.Check(slice.id, spec().parameters[slice.id.parameter].name,
+                                          slice.receiver->digest());
       status = arrival.status();
       duplicate = status.ok() && *arrival == InitialValues::Arrival::kDuplicate;
     }
