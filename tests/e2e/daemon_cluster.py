@@ -35,11 +35,12 @@ class DaemonCluster:
     from other daemons, goes through `proxy[daemon]`."""
 
     def __init__(self, test, daemons=3, *, flags=(), flags_of=None, proxies=False,
-                 peers=None, addresses=None, prefixes=None):
+                 peers=None, addresses=None, listen="{}", prefixes=None, wait=True):
         self.test = test
         self.pids = {}
         self.flags = tuple(flags)
         self.flags_of = flags_of or {}
+        self.listen_as = listen  # "{}" is the address
         self.listen = addresses or [own_address() for _ in range(daemons)]
         self.prefixes = prefixes or [()] * daemons
         self.names = [own_address() for _ in range(daemons)] if proxies else self.listen
@@ -54,6 +55,10 @@ class DaemonCluster:
         self.trainers = []
         for index in range(daemons):
             self._launch(index)
+        if wait:
+            self.wait_for_addresses()
+
+    def wait_for_addresses(self):
         for daemon in self.daemons:
             daemon.wait_for_addresses()
 
@@ -61,9 +66,10 @@ class DaemonCluster:
         flags = [*self.flags, *self.flags_of.get(index, ())]
         if self.peers:
             flags += ["--peers", self.peers]
-            if not self.peers.startswith("dns:"):
+            if self.listen_as == "{}":
                 flags += ["--advertise", self.names[index]]
-        daemon = Daemon(*flags, directory=self.test.directory, listen=[self.listen[index]],
+        daemon = Daemon(*flags, directory=self.test.directory, 
+                        listen=[self.listen_as.format(self.listen[index])],
                         prefix=self.prefixes[index], metrics="none", wait=False)
         self.test.daemons.append(daemon)
         self.test.addCleanup(self._end, daemon)

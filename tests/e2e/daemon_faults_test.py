@@ -3,6 +3,7 @@
 told what, by when, and how the run goes on."""
 
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
@@ -19,50 +20,40 @@ def last_failure(trainer):
     return trainer.failures()[-1]
 
 
-class LateTest(ProcessTest):
-    """Deadlines pass; what had come in is kept, and the run ends in the bytes of an undisturbed one."""
+class Late:
+    """A cluster whose deadlines are short, and a run in which somebody is late. What had come in is
+    kept, and the run ends in the bytes of an undisturbed one."""
 
-    STEPS = 3
+    TRAINING = {"steps": 3, "seed": 3, "skip_every": 3}
 
-    def setUp(self):
-        self.digest = undisturbed_digest(self, seed=3, steps=self.STEPS, skip_every=3)
-
-    def start(self, **options):
-        self.cluster = DaemonCluster(self, 3, proxies=True, **options)
-        self.ranks = self.cluster.start_ranks(
-            steps=self.STEPS, seed=3, skip_every=3, call_timeout=4, step_timeout=4)
+    def __init__(self, test, digest, **options):
+        self.test, self.digest = test, digest
+        self.cluster = DaemonCluster(test, 3, proxies=True, **options)
+        self.ranks = self.cluster.start_ranks(call_timeout=4, step_timeout=4, **self.TRAINING)
         for trainer in self.ranks:
             trainer.hold("failed")
 
-    def finish(self):
-        for trainer in self.ranks:
-            trainer.unhold("failed")
-            if trainer.held and trainer.held[0] == "failed":
-                trainer.say("again")
-        for trainer in self.ranks:
-            trainer.wait_done()
-            trainer.check_deadlines()
-        self.assertEqual(self.cluster.digest(), self.digest)
-
-    def test_a_rank_paused_before_begin_is_named_to_the_others(self):
-        self.start()
-        late = self.ranks[1]
-        late.hold("begin", 1)
-        late.wait_held("begin", 1)
-        late.stop()
+    def expect_deadline(self, late):
+        """The other ranks are told who is late."""
         for trainer in self.ranks:
             if trainer is late:
                 continue
             trainer.wait_held("failed")
             failure = last_failure(trainer)
-            self.assertEqual((failure["call"], failure["code"]), ("finish", "DEADLINE_EXCEEDED"))
-            self.assertRegex(failure["message"], r"missing: .*rank.*\b1\b", failure)
+            assert (failure["call"], failure["code"]) == ("finish", "DEADLINE_EXCEEDED"), failure
+            self.test.assertRegex(failure["message"], rf"missing: ranks \[{late.rank}\]")
+
+    def paused_before_begin(self):
+        late = self.ranks[1]
+        late.hold("begin", 1)
+        late.wait_held("begin", 1)
+        late.stop()
+        self.expect_deadline(late)
         late.resume()
         late.say()
         self.finish()
 
-    def test_a_rank_paused_in_the_middle_of_a_push_is_named_to_the_others(self):
-        self.start()
+    def paused_in_the_middle_of_a_push(self):
         late = self.ranks[2]
         late.hold("push", 1)
         late.wait_held("push", 1)
@@ -70,34 +61,55 @@ class LateTest(ProcessTest):
         late.say()
         hold.wait()
         late.stop()
-        for trainer in self.ranks:
-            if trainer is late:
-                continue
-            trainer.wait_held("failed")
-            failure = last_failure(trainer)
-            self.assertEqual((failure["call"], failure["code"]), ("finish", "DEADLINE_EXCEEDED"))
-            self.assertRegex(failure["message"], r"missing: .*rank.*\b2\b", failure)
+        self.expect_deadline(late)
         late.resume()
         hold.release()
         self.finish()
 
-    def silent(self, point):
-        self.start(flags=["--peer-patience", "1s"],
-                   flags_of={DEAD: ["--fault-points", point]})
+    def silent_daemon(self):
+        """It has stopped itself where the fault point says."""
         for trainer in self.ranks:
             trainer.wait_held("failed")
             failure = last_failure(trainer)
-            self.assertIn(failure["code"], ("UNAVAILABLE", "DEADLINE_EXCEEDED"), failure)
-            self.assertIn(self.cluster.names[DEAD], failure["message"])
-        self.assertTrue(self.cluster.stopped(DEAD))
+            assert failure["code"] in ("UNAVAILABLE", "DEADLINE_EXCEEDED"), failure
+            self.test.assertIn(self.cluster.names[DEAD], failure["message"])
+        assert self.cluster.stopped(DEAD)
         self.cluster.resume(DEAD)
         self.finish()
 
-    def test_a_daemon_paused_before_its_vote_is_named(self):
-        self.silent("stop_in_reduce:3")
+    def finish(self):
+        for trainer in self.ranks:
+            trainer.unhold()
+            if trainer.held and trainer.held[0] == "failed":
+                trainer.say("again")
+        for trainer in self.ranks:
+            trainer.wait_done()
+            trainer.check_deadlines()
+        self.test.assertEqual(self.cluster.digest(), self.digest)
 
-    def test_a_daemon_paused_in_its_commit_is_named(self):
-        self.silent("stop_in_commit")
+
+class LateTest(ProcessTest):
+
+    def test_whoever_is_late_is_named(self):
+        """All at once: they mostly wait for deadlines."""
+        digest = undisturbed_digest(self, **Late.TRAINING)
+
+        def silent(point):
+            Late(self, digest, flags=["--peer-patience", "1s"],
+                 flags_of={DEAD: ["--fault-points", point]}).silent_daemon()
+
+        with ThreadPoolExecutor() as pool:
+            cases = {
+                "rank before begin": pool.submit(lambda: Late(self, digest).paused_before_begin()),
+                "rank in a push": pool.submit(
+                    lambda: Late(self, digest).paused_in_the_middle_of_a_push()),
+                "daemon before its vote": pool.submit(silent, "stop_in_reduce:3"),
+                "daemon in its commit": pool.submit(silent, "stop_in_commit"),
+                "daemon before its replies": pool.submit(silent, "stop_before_finish_reply"),
+            }
+        for name, case in cases.items():
+            with self.subTest(name):
+                case.result()
 
 
 class DaemonDeathTest(ProcessTest):
@@ -112,7 +124,7 @@ class DaemonDeathTest(ProcessTest):
         """Its four ranks stand where the run's name says."""
         ranks = self.cluster.start_ranks(
             run=name, steps=self.STEPS, home=len(self.ranks) % 3, chunk_bytes=1024,
-            call_timeout=8, step_timeout=8, bulk_timeout=8)
+            call_timeout=6, step_timeout=6, bulk_timeout=6)
         self.ranks[name] = ranks
         phase, step = {"opened": ("begin", 0), "commit": ("finish", 1),
                        "within-push": ("push", 1), "within-finish": ("finish", 1),
@@ -214,10 +226,13 @@ class DaemonDeathTest(ProcessTest):
                 trainer.wait_done()
                 trainer.check_deadlines()
             self.assertEqual(len({self.cluster.digest(name, daemon) for daemon in range(3)}), 1)
-            parameters = self.cluster.ask(
-                0, "DescribeParameters", optimizer.DescribeParametersRequest(run=name)).parameters
-            for parameter in parameters:
-                self.assertEqual(parameter.t, self.STEPS - self.RUNS[name], parameter.parameter.name)
+            # Fresh momentum: only the steps since then count. Each daemon knows of what it owns.
+            request = optimizer.DescribeParametersRequest(run=name)
+            states = [self.cluster.ask(daemon, "DescribeParameters", request).parameters
+                      for daemon in range(3)]
+            for parameter in zip(*states):
+                self.assertEqual(max(state.t for state in parameter),
+                                 self.STEPS - self.RUNS[name], parameter[0].parameter.name)
 
 
 if __name__ == "__main__":

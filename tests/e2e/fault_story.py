@@ -47,6 +47,7 @@ class FaultStory:
         self.plan = places[:steps]
         self.steps = len(self.plan) + 1
         self.told = []  # what happened, for the reader of a failure
+        self.happened = []  # the same without names, for counting
         self.digest = undisturbed_digest(test, seed, self.steps)
         self.stops_left = {daemon: set() for daemon in (1, 2)}
         flags = {}
@@ -74,7 +75,7 @@ class FaultStory:
         for step, (place, action) in enumerate(self.plan):
             self.settle(step)
             self.victim = self.random.choice(self.ranks)
-            self.tell(f"step {step}: {action} of {self.victim.name} at {place}")
+            self.tell(f"{action} of {self.victim.name} at {place}", f"{action} at {place}")
             if place in PHASES:
                 self.at_phase(place, action)
             else:
@@ -87,8 +88,9 @@ class FaultStory:
         self.until(lambda: all(trainer.done for trainer in self.ranks), "the end")
         self.check()
 
-    def tell(self, text):
-        self.told.append(text)
+    def tell(self, text, kind):
+        self.told.append(f"step {self.step}: {text}")
+        self.happened.append(kind)
 
     def check(self):
         for trainer in self.ranks:
@@ -130,7 +132,7 @@ class FaultStory:
 
     def on_stopped(self, daemon):
         action = self.random.choice(DAEMON_ACTIONS)
-        self.tell(f"daemon {daemon} stopped in step {self.step}: {action}")
+        self.tell(f"daemon {daemon} stopped: {action}", f"{action} while a daemon stands still")
         if action == "kill a rank":
             killed = self.random.choice([t for t in self.ranks if t is not self.victim])
             killed.restart()

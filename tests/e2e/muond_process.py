@@ -16,6 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Sanitizers slow everything down; a test that waits this long has failed.
 START_SECONDS = 60
 STOP_SECONDS = 60
+# The line of the log; a warning about plain TCP has quotes.
+LISTENING = r'listening on ([^\s"]+)\n'
 
 
 def program(name):
@@ -64,7 +66,7 @@ class Daemon:
             arguments += ["--listen", address]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                arguments + list(flags), env=clean_environment(**(environment or {})),
+                arguments + list(map(str, flags)), env=clean_environment(**(environment or {})),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         self.unix = self.tcp = self.metrics = ""
         self.listening = len(addresses)
@@ -78,11 +80,11 @@ class Daemon:
             assert self.process.poll() is None, f"muond ended at once:\n{self.log()}"
             if self.has_metrics:
                 return re.search(r"metrics on (http://\S+)/metrics", self.log())
-            return len(re.findall(r"listening on (\S+)\n", self.log())) == self.listening
+            return len(re.findall(LISTENING, self.log())) == self.listening
 
         told = wait_until(ready, "muond's start", START_SECONDS)
         self.metrics = told[1] if self.has_metrics else ""
-        addresses = re.findall(r"listening on (\S+)", self.log())
+        addresses = re.findall(LISTENING, self.log())
         assert len(addresses) == self.listening, (
             f"{self.listening} addresses wanted, log has {addresses}")
         self.unix = next((a for a in addresses if a.startswith("unix:")), "")
