@@ -55,5 +55,14 @@ class PlatformDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
+def scratch():
+    """Where setuptools works: in the repository's build folder, not beside the sources."""
+    if not (ROOT / "CMakePresets.json").exists():
+        return {}
+    folder = ROOT / "build" / "python-wheel"
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"build": {"build_base": str(folder)}, "egg_info": {"egg_base": str(folder)}}
+
+
+setup(options=scratch(), cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
       distclass=PlatformDistribution)

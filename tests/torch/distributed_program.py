@@ -125,6 +125,7 @@ def main():
     result = {"parameters": {name: full(p.detach()).clone()
                              for name, p in model.named_parameters()},
               "digest": digest, "describe": described, "applied": opt.last_outcome.applied_steps,
+              "norm": opt.last_outcome.grad_norm,
               "calls": opt.last_outcome.newton_schulz_calls,
               "again": opt._early.again if opt._early else 0}
     if alone or dist.get_rank() == 0:

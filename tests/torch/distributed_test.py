@@ -43,6 +43,8 @@ class Distributed(TorchTest):
         result = run(way, ranks, **options)
         self.assertEqual(result["applied"], self.alone["applied"])
         self.assertEqual(result["calls"], 4)
+        # Both algorithms are blind to a gradient's scale; the norm is not.
+        self.assertAlmostEqual(result["norm"] / self.alone["norm"], 1, delta=1e-3, msg=way)
         for name, value in self.alone["parameters"].items():
             # Gradients are means of means: the last bits differ, and steps carry them on.
             torch.testing.assert_close(result["parameters"][name], value, rtol=0, atol=2e-4,
