@@ -96,7 +96,7 @@ def faults(name, dashboard):
 
 
 def unused(dashboards):
-    """Metrics that neither panel nor alert uses and panels.UNUSED does not list, and the reverse."""
+    """Metrics that neither panel nor alert uses nor panels.UNUSED lists, and the reverse."""
     table = metric_table.read()
     sys.path.insert(0, str(ALERTS))
     import alert_table  # pylint: disable=import-outside-toplevel,import-error

@@ -80,7 +80,8 @@ OVERVIEW = Dashboard(
                     f"(rate(muond_step_duration_seconds_bucket%R{RATE})))", ""),),
                   "From a step's first Begin to its outcome (muond_step_duration_seconds)."),
             Panel("Steps skipped", "stat", "percentunit",
-                  ((steps('%R{outcome=~"skipped_.*"}') + " / (" + steps() + " > 0)", ""),), "Share of the steps that changed nothing (muond_steps_total).", .2),
+                  ((steps('%R{outcome=~"skipped_.*"}') + " / (" + steps() + " > 0)", ""),),
+                  "Share of the steps that changed nothing (muond_steps_total).", .2),
             Panel("Loss scale", "stat", "short", (("min(muond_loss_scale%R)", ""),),
                   "The lowest among the runs (muond_loss_scale)."),
             Panel("Matrices on Muon", "stat", "none",
@@ -88,8 +89,8 @@ OVERVIEW = Dashboard(
                   "0 in a run that wants Muon is an alarm: everything fell to AdamW "
                   "(muond_parameters)."),
             Panel("Newton-Schulz diverged", "stat", "percentunit",
-                  ((f'sum(rate(muond_newton_schulz_outcomes_total%G{{outcome=~"diverged|nonfinite"}}{RATE}))'
-                    f" / (sum(rate(muond_newton_schulz_outcomes_total%G{RATE})) > 0)", ""),),
+                  (('sum(rate(muond_newton_schulz_outcomes_total%G{outcome=~"diverged|nonfinite"}'
+                    f"{RATE})) / (sum(rate(muond_newton_schulz_outcomes_total%G{RATE})) > 0)", ""),),
                   "Share of orthogonalizations that had to be redone "
                   "(muond_newton_schulz_outcomes_total).", .001),
             Panel("Non-finite state", "stat", "none", (("sum(muond_nonfinite_tensors%R)", ""),),
@@ -142,7 +143,8 @@ HEALTH = Dashboard(
             Panel("Loss scale and its floor", "timeseries", "short",
                   ((f"{per_run('muond_loss_scale%R')}", "{{run}}"),
                    (f"{per_run('muond_loss_scale_min%R')}", "{{run}} floor")),
-                  "At its floor nothing is left to lower (muond_loss_scale, muond_loss_scale_min)."),
+                  "At its floor nothing is left to lower (muond_loss_scale, "
+                  "muond_loss_scale_min)."),
             Panel("Changes of the loss scale", "stacked", "none",
                   (("sum by (run, direction) (" + per_run(rate("muond_loss_scale_changes_total",
                                                                function="increase")) + ")",
@@ -199,7 +201,8 @@ HEALTH = Dashboard(
                     "{{outcome}}"),),
                   "Every orthogonalization (muond_newton_schulz_outcomes_total)."),
             Panel("Special cases", "timeseries", "ops",
-                  ((f"sum by (kind) (rate(muond_newton_schulz_special_total%G{RATE}))", "{{kind}}"),),
+                  ((f"sum by (kind) (rate(muond_newton_schulz_special_total%G{RATE}))",
+                    "{{kind}}"),),
                   "Zero matrices, and results redone in fp32 (muond_newton_schulz_special_total)."),
             Panel("Orthogonalizations and updates", "timeseries", "ops",
                   ((f"sum(rate(muond_newton_schulz_calls_total%G{RATE}))", "orthogonalizations"),
@@ -207,7 +210,8 @@ HEALTH = Dashboard(
                   "Per second (muond_newton_schulz_calls_total, muond_muon_updates_total)."),
         )),
         Row("Updates", (
-            Panel("RMS(update) / RMS(weight)", "heatmap", "none", heat("muond_update_rms_ratio", "%G"),
+            Panel("RMS(update) / RMS(weight)", "heatmap", "none",
+                  heat("muond_update_rms_ratio", "%G"),
                   "Over tensors and steps; around 1e-3 is common (muond_update_rms_ratio)."),
             Panel("RMS(update) / RMS(weight), quantiles", "timeseries", "short",
                   quantiles("muond_update_rms_ratio", "%G", ", run, group"),
@@ -298,8 +302,11 @@ DAEMONS = Dashboard(
                   "Finish waits for the other ranks; Push lasts as long as its stream "
                   "(grpc_server_handling_seconds)."),
             Panel("Calls that failed, by code", "stacked", "ops",
-                  ((f'sum by (grpc_code) (rate(grpc_server_handled_total%D{{grpc_code!="OK"}}{RATE}))',
-                    "{{grpc_code}}"),), "grpc_server_handled_total."),
+                  (('sum by (grpc_code) (rate(grpc_server_handled_total%D{grpc_code!~"OK|Canceled"}'
+                    f"{RATE}))",
+                    "{{grpc_code}}"),),
+                  "Those that their caller gave up aside: votes of a step that ended meanwhile "
+                  "(grpc_server_handled_total)."),
             Panel("Requests that came again", "timeseries", "ops",
                   ((f"sum by (run) (rate(muond_duplicate_requests_total%R{RATE}))", "{{run}}"),),
                   "Answered from memory (muond_duplicate_requests_total)."),
@@ -319,7 +326,8 @@ TRANSPORT = Dashboard(
                     "{{transport}} {{direction}}"),), "muond_transport_messages_total."),
             Panel("Bytes of a message", "timeseries", "bytes",
                   ((f"sum by (transport, direction) (rate(muond_transport_bytes_total%D{RATE})) / "
-                    f"(sum by (transport, direction) (rate(muond_transport_messages_total%D{RATE})) > 0)",
+                    f"(sum by (transport, direction) "
+                    f"(rate(muond_transport_messages_total%D{RATE})) > 0)",
                     "{{transport}} {{direction}}"),),
                   "Small messages cost a call each (muond_transport_bytes_total, "
                   "muond_transport_messages_total)."),
@@ -327,10 +335,13 @@ TRANSPORT = Dashboard(
                   ((f"sum by (transport, reason) (rate(muond_transport_errors_total%D{RATE}))",
                     "{{transport}} {{reason}}"),), "muond_transport_errors_total."),
             Panel("Fallbacks", "timeseries", "none",
-                  (("sum by (instance, from, to) (muond_transport_fallbacks_total%D)",
-                    "{{instance}} {{from}} to {{to}}"),),
+                  (("sum by (instance, from, to, reason) (muond_transport_fallbacks_total%D)",
+                    "{{instance}} {{from}} to {{to}}: {{reason}}"),),
                   "Connections that could not use the fast path that was asked for "
                   "(muond_transport_fallbacks_total)."),
+            Panel("Data paths chosen", "timeseries", "none",
+                  ((f"sum by (transport) (increase(muond_transport_choices_total%D{RATE}))",
+                    "{{transport}}"),), "At registrations (muond_transport_choices_total)."),
             Panel("Connections", "timeseries", "none",
                   (("sum by (transport) (muond_transport_connections%D)", "{{transport}}"),),
                   "muond_transport_connections."),
@@ -339,6 +350,11 @@ TRANSPORT = Dashboard(
             Panel("Age of the last good checkpoint", "timeseries", "s",
                   (("time() - max by (run) (muond_checkpoint_last_success_timestamp_seconds%R)",
                     "{{run}}"),), "muond_checkpoint_last_success_timestamp_seconds."),
+            Panel("Step of the last checkpoint", "timeseries", "none",
+                  (("max by (run) (muond_checkpoint_last_step%R)", "{{run}} saved"),
+                   ("max by (run) (muond_last_step%R)", "{{run}} now")),
+                  "What would be lost lies between the lines (muond_checkpoint_last_step, "
+                  "muond_last_step)."),
             Panel("Checkpoints by result", "stacked", "none",
                   ((f"sum by (run, result) (increase(muond_checkpoints_total%R{RATE}))",
                     "{{run}} {{result}}"),), "muond_checkpoints_total."),

@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import pathlib
+import re
 import time
 import urllib.parse
 import urllib.request
@@ -39,6 +40,7 @@ class Answers:
 def legend(template, labels):
     for name, value in labels.items():
         template = template.replace(f"{{{{{name}}}}}", value)
+    template = re.sub(r" *\{\{\w+\}\}", "", template)  # labels that are empty
     return template or ", ".join(labels.values())
 
 

@@ -50,7 +50,8 @@ std::string TextTable::Csv() const {
   };
   std::string text = line(names_, [](std::string name) {
     for (char& c : name) {
-      c = c == ' ' || c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      const auto lower = std::tolower(static_cast<unsigned char>(c));
+      c = c == ' ' || c == '-' ? '_' : static_cast<char>(lower);
     }
     return name;
   });

@@ -13,7 +13,9 @@
 namespace muond::cli {
 namespace {
 
-std::string First(const char* what, const google::protobuf::RepeatedPtrField<v1::Remarkable>& list) {
+using Remarkables = google::protobuf::RepeatedPtrField<v1::Remarkable>;
+
+std::string First(const char* what, const Remarkables& list) {
   if (list.empty()) return "";
   return absl::StrFormat("  %s %s (%s)", what, FormatNumber(list[0].value()), list[0].parameter());
 }
@@ -51,7 +53,8 @@ VerbBody AttachWatch(CLI::App& command) {
   auto steps = std::make_shared<std::int64_t>(0);
   auto seconds = std::make_shared<double>(0);
   command.add_option("--steps", *steps, "end after so many; 0: go on")->type_name("N");
-  command.add_option("--for", *seconds, "end after so many seconds; 0: go on")->type_name("SECONDS");
+  command.add_option("--for", *seconds, "end after so many seconds; 0: go on")
+      ->type_name("SECONDS");
   command.footer("-o json writes one object per line.");
   return [steps, seconds](VerbContext& context) -> absl::StatusOr<ExitCode> {
     const absl::Duration longest = *seconds > 0 ? absl::Seconds(*seconds) : absl::Hours(24 * 365);

@@ -56,7 +56,8 @@ DAEMONS = (
         "needs the vote of every daemon of the run.",
         ("Is the process there: `systemctl status muond`, and its last lines: "
          "`journalctl -u muond -n 100`. A kernel that ran out of memory says so in `dmesg`.",
-         "Does it answer trainers: `muonctl --endpoint ADDRESS health`. If it does, only the metrics "
+         "Does it answer trainers: `muonctl --endpoint ADDRESS health`. If it does, only the "
+         "metrics "
          "address is wrong or closed off (`muonctl config`, setting `metrics-address`)."),
         ("Start it again. Its optimizer state is gone unless a checkpoint has it: the run shows "
          "`needs_restore` and trainers go on from the last checkpoint or with `reinitialize`.",),
@@ -80,7 +81,8 @@ DAEMONS = (
         "what they were restored from.",
         ("Why it ended: `journalctl -u muond`, `dmesg` for memory.",
          "`muonctl runs`: is the run `running`, and at the step that the trainers are at?"),
-        ("If a run is in `needs_restore`, restore a checkpoint, or let a trainer reinitialize it.",),
+        ("If a run is in `needs_restore`, restore a checkpoint, or let a trainer reinitialize "
+         "it.",),
         "Don't raise limits before knowing why it ended."),
     Alert(
         "MuondRpcErrors", "warning",
@@ -90,7 +92,8 @@ DAEMONS = (
         '(rate(grpc_server_handled_total{job="muond"}[<5m>])) > 0) > 0.01', "<10m>",
         "More than one percent of the calls fail.",
         "{{ $labels.instance }} {{ $labels.grpc_method }}: {{ $value | humanizePercentage }} fail.",
-        "Trainers or peers are refused, or wait in vain. They retry, so training may go on, slower.",
+        "Trainers or peers are refused, or wait in vain. They retry, so training may go on, "
+        "slower.",
         ("The code: dashboard *Daemons*, panel *Calls that failed, by code*.",
          "FailedPrecondition: somebody is in another generation or step (`muonctl status`). "
          "DeadlineExceeded at Finish: another rank is late. ResourceExhausted: a limit "
@@ -132,7 +135,8 @@ RUNS = (
         "A daemon could not carry a step out, or lost its shards. The run refuses steps and pulls, "
         "so that nothing goes on from a state that cannot be trusted.",
         ("`muonctl status --run NAME`: the reason is in the notes under the table.",),
-        ("Restore the last checkpoint, or reinitialize from the trainers' parameters: momentum then "
+        ("Restore the last checkpoint, or reinitialize from the trainers' parameters: momentum "
+         "then "
          "starts anew.",),
         "Don't reinitialize when a checkpoint exists: momentum is worth many steps."),
     Alert(
@@ -153,11 +157,13 @@ RUNS = (
         "A step has been in flight for minutes.",
         "Run {{ $labels.run }} on {{ $labels.instance }}: the step in flight is "
         "{{ $value | humanizeDuration }} old.",
-        "A step began and has no outcome: a rank did not finish, a slice is missing, or a daemon did "
+        "A step began and has no outcome: a rank did not finish, a slice is missing, or a daemon "
+        "did "
         "not vote. Nothing is applied meanwhile.",
         ("`muonctl status --run NAME`: the notes say which ranks, slices and daemons it waits for.",
          "`muonctl trace`: in which phase the daemons are."),
-        ("Bring back the rank or daemon. If a rank is gone for good, raise the generation: the step "
+        ("Bring back the rank or daemon. If a rank is gone for good, raise the generation: the "
+         "step "
          "starts over.",),
         "Don't kill the daemon: the others keep the step open for it."),
     Alert(
@@ -217,7 +223,8 @@ NUMERICS = (
         " and on (run) max without (instance) (muond_muon_expected) == 1", "<1m>",
         "No matrix of the run is optimized by Muon.",
         "Run {{ $labels.run }} was configured for Muon, but every parameter went to AdamW.",
-        "The loss still falls, so nobody notices: flattened shards, unknown logical shapes or roles "
+        "The loss still falls, so nobody notices: flattened shards, unknown logical shapes or "
+        "roles "
         "sent every matrix to the auxiliary optimizer. It has happened in the field: DeepSpeed "
         "#8438 (0 of 14 matrices), #8441, #8461.",
         ("`muonctl routing`: the reason stands beside each parameter.",),
@@ -232,7 +239,8 @@ NUMERICS = (
         "Steps are applied but no Muon update happens.",
         "Run {{ $labels.run }} applied steps in the last 10 minutes without one orthogonalized "
         "update.",
-        "Muon's parameters are registered, and no gradient of theirs arrives: every step names them "
+        "Muon's parameters are registered, and no gradient of theirs arrives: every step names "
+        "them "
         "absent.",
         ("`muonctl params --worst`: column T of Muon's parameters stands still.",
          "The trainer: are hidden matrices frozen, or their gradients None?"),
@@ -242,7 +250,8 @@ NUMERICS = (
         "MuondMomentumNonFinite", "critical",
         "sum without (instance, kind) (muond_nonfinite_tensors) > 0", "",
         "Optimizer state holds NaN or infinity.",
-        "Run {{ $labels.run }}: {{ $value }} state tensors are non-finite. Later steps are refused; "
+        "Run {{ $labels.run }}: {{ $value }} state tensors are non-finite. Later steps are "
+        "refused; "
         "restore a checkpoint.",
         "A flipped bit or damaged memory: gradients that would do this are found before they touch "
         "state. Steps are skipped with cause state_overflow, so that it does not spread.",
@@ -259,7 +268,8 @@ NUMERICS = (
         ("`muonctl watch`: which parameters overflow, always the same?",
          "Dashboard *Optimizer health*: does the loss scale fall?"),
         ("Always the same parameter: look at that layer. All of them: lower the learning rate, or "
-         "look at the data. Compare DeepSpeed #8432, where overflow handling itself was at fault.",),
+         "look at the data. Compare DeepSpeed #8432, where overflow handling itself was at "
+         "fault.",),
         "Don't turn the check off."),
     Alert(
         "MuondAllStepsSkipped", "critical", "run:muond_steps_skipped:ratio_rate5m >= 0.99", "<3m>",
@@ -279,14 +289,16 @@ NUMERICS = (
         "Run {{ $labels.run }}: loss scale {{ $value }} cannot be lowered further.",
         "Backing off has not helped down to the floor: gradients are not finite at any scale.",
         ("`muonctl watch`: the offenders by name.", "Did the loss diverge before?"),
-        ("Go back to a checkpoint from before the divergence, with a lower learning rate or without "
+        ("Go back to a checkpoint from before the divergence, with a lower learning rate or "
+         "without "
          "the batch that did it.",),
         "Don't lower the floor: a scale below it loses small gradients to zero."),
     Alert(
         "MuondNewtonSchulzNotConverging", "critical",
         "run:muond_newton_schulz_bad:ratio_rate5m > 0.001", "<2m>",
         "Newton-Schulz diverges on some matrices.",
-        "Run {{ $labels.run }}: {{ $value | humanizePercentage }} of the orthogonalizations diverged "
+        "Run {{ $labels.run }}: {{ $value | humanizePercentage }} of the orthogonalizations "
+        "diverged "
         "or came out non-finite, and were redone.",
         "The fast path gave an implausible result. Each was redone by the fp32 standard path, so "
         "updates are right, but slow; a result that stays bad fails the run.",
@@ -311,7 +323,8 @@ NUMERICS = (
         "Some tensors have had no gradient for a hundred steps.",
         "Run {{ $labels.run }}: {{ $value }} state tensors are stale.",
         "Frozen layers, or experts without tokens. Absent gradients leave weights alone; gradients "
-        "that are sent as zeros do not, since Muon's update has full size however small the momentum.",
+        "that are sent as zeros do not, since Muon's update has full size however small the "
+        "momentum.",
         ("`muonctl params`: column T of the parameters that stand still.",),
         ("Name tensors without a gradient absent, or do not register frozen ones.",),
         "Don't send zeros for experts without tokens."),
@@ -320,8 +333,8 @@ NUMERICS = (
 CHECKPOINTS = (
     Alert(
         "MuondCheckpointTooOld", "warning",
-        "(time() - max without (instance) (muond_checkpoint_last_success_timestamp_seconds))"
-        " > 2 * max without (instance) (muond_checkpoint_interval_seconds)"
+        "(time() - max without (instance) (muond_checkpoint_last_success_timestamp_seconds > 0))"
+        " > 2 * max without (instance) (muond_checkpoint_interval_seconds > 0)"
         " and on (run) max without (instance) (muond_run_active) == 1", "<5m>",
         "The last good checkpoint is more than two intervals old.",
         "Run {{ $labels.run }}: the last good checkpoint was {{ $value | humanizeDuration }} ago.",
@@ -331,7 +344,7 @@ CHECKPOINTS = (
         "Don't restart daemons before there is a new one."),
     Alert(
         "MuondCheckpointFailing", "warning",
-        'increase(muond_checkpoints_total{result="failure"}[<30m>]) > 0', "",
+        'increase(muond_checkpoints_total{result="save_failed"}[<30m>]) > 0', "",
         "Writing checkpoints fails.",
         "Run {{ $labels.run }} on {{ $labels.instance }}: {{ $value | humanize }} failures in 30 "
         "minutes.",

@@ -1,4 +1,4 @@
-"""When each alert must fire and when it must not: series as promtool writes them, a value a minute."""
+"""When each alert must fire and when not: series as promtool writes them, a value a minute."""
 
 import dataclasses
 
@@ -153,7 +153,8 @@ CASES = {
         outcomes(ok=25, low_rank=75), outcomes(ok=75, low_rank=25), "40m", RUN,
         "Run r: 75% of the matrices have mostly dead directions.", "20m"),
     "MuondMomentumStale": Case(
-        {at("muond_momentum_stale_tensors"): "4x90", at("muond_momentum_stale_tensors", "b"): "0x90"},
+        {at("muond_momentum_stale_tensors"): "4x90",
+         at("muond_momentum_stale_tensors", "b"): "0x90"},
         {at("muond_momentum_stale_tensors"): "4x20 0x70"}, "40m", RUN,
         "Run r: 4 state tensors are stale.", "20m"),
     "MuondCheckpointTooOld": Case(
@@ -163,7 +164,8 @@ CASES = {
          at("muond_checkpoint_interval_seconds"): "600x90"}, "28m", RUN,
         "Run r: the last good checkpoint was 27m 0s ago.", "20m"),
     "MuondCheckpointFailing": Case(
-        {at("muond_checkpoints_total", result="failure"): "0x5 1x35"},
-        {at("muond_checkpoints_total", result="failure"): "1x40"}, "10m",
-        {**RUN_HERE, "result": "failure"}, "Run r on a: 1.034 failures in 30 minutes."),
+        {at("muond_checkpoints_total", result="save_failed"): "0x5 1x35"},
+        {at("muond_checkpoints_total", result="save_failed"): "1x40",
+         at("muond_checkpoints_total", result="saved"): "0+1x40"}, "10m",
+        {**RUN_HERE, "result": "save_failed"}, "Run r on a: 1 failures in 30 minutes."),
 }

@@ -20,9 +20,13 @@ std::size_t At(Enum value) {
 
 // With these alerts reckon, or every client meets them some time.
 constexpr absl::StatusCode kCommonCodes[] = {
-    absl::StatusCode::kOk,          absl::StatusCode::kUnknown,
-    absl::StatusCode::kInvalidArgument, absl::StatusCode::kDeadlineExceeded,
-    absl::StatusCode::kFailedPrecondition, absl::StatusCode::kUnavailable,
+    absl::StatusCode::kOk,
+    absl::StatusCode::kCancelled,
+    absl::StatusCode::kUnknown,
+    absl::StatusCode::kInvalidArgument,
+    absl::StatusCode::kDeadlineExceeded,
+    absl::StatusCode::kFailedPrecondition,
+    absl::StatusCode::kUnavailable,
     absl::StatusCode::kInternal};
 
 }  // namespace

@@ -1,5 +1,5 @@
-"""A rank of a run that several daemons share, made of the .proto files alone: what a daemon owns goes
-there and comes from there. And a small model to train: a two-layer net in numpy."""
+"""A rank of a run that several daemons share, made of the .proto files alone: what a daemon owns
+goes there and comes from there. And a small model to train: a two-layer net in numpy."""
 
 import grpc
 import numpy as np
