@@ -115,11 +115,18 @@ class SlurmTest(ProcessTest):
         for name in ("prolog", "epilog"):
             self.write(name, f"#!/bin/sh\nMUOND_SLURM_PATH={path} "
                        f"MUOND_SLURM_ENV={self.directory}/slurm.env exec {SCRIPTS}/{name}\n", 0o755)
+        self.addCleanup(self.end_jobs)
         self.start_munge()
         self.start("slurmctld", "-D")
         self.start("slurmd", "-D")
         wait_until(lambda: "idle" in self.ask("sinfo", "--noheader", "--format=%t"),
                    "slurmd's registration")
+
+    def end_jobs(self):
+        """Daemons that a failed epilog left behind."""
+        for path in self.directory.glob("muond-job-*.pid"):
+            subprocess.run([f"{self.directory}/bin/systemctl", "stop", path.stem], check=False,
+                           stderr=subprocess.DEVNULL)
 
     def write(self, name, text, mode=0o644):
         path = self.directory / name
@@ -212,6 +219,7 @@ class SlurmTest(ProcessTest):
                                  MUOND_FLAGS="--backend nothing")
         self.assertEqual(code, 1, text)
         self.assertIn("a daemon ended at once", text)
+        self.assertFalse(pathlib.Path("/tmp/muond-3").exists(), text)
         self.assertIn("backend", text)
 
     def test_prolog_and_epilog_of_a_partition(self):
