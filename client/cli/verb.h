@@ -42,6 +42,7 @@ struct Verb {
   VerbBody (*attach)(CLI::App& command);
 };
 
+VerbBody AttachCheckpoint(CLI::App& command);
 VerbBody AttachDigest(CLI::App& command);
 VerbBody AttachHealth(CLI::App& command);
 VerbBody AttachParams(CLI::App& command);

@@ -10,6 +10,7 @@ const std::vector<Verb>& AllVerbs() {
       {"params", "the parameters of a run: algorithm and why, matrices, norms", &AttachParams},
       {"health", "whether the daemon is well: exit code 0, or 3", &AttachHealth},
       {"digest", "digests of a run's whole optimizer state", &AttachDigest},
+      {"checkpoint", "save, restore, list, verify, show, compare, prune", &AttachCheckpoint},
       {"plan", "who would own what on how many daemons; asks none", &AttachPlan},
       {"version", "versions of this program and of the daemon", &AttachVersion},
   };

@@ -68,7 +68,8 @@ TEST(Safetensors, ANameTwiceIsRefused) {
 
 TEST(Safetensors, AHeaderOfTwoHundredMegabytesIsRefusedBeforeItIsRead) {
   const unsigned char length[8] = {0, 0, 0, 12, 0, 0, 0, 0};  // 201,326,592
-  EXPECT_THAT(std::string(SafetensorsHeaderLength(length, std::int64_t{1} << 40).status().message()),
+  constexpr std::int64_t kFile = std::int64_t{1} << 40;
+  EXPECT_THAT(std::string(SafetensorsHeaderLength(length, kFile).status().message()),
               HasSubstr("allows 100000000"));
   const unsigned char all[8] = {255, 255, 255, 255, 255, 255, 255, 255};
   EXPECT_FALSE(SafetensorsHeaderLength(all, std::int64_t{1} << 40).ok());

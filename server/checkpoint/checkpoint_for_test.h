@@ -31,7 +31,8 @@ inline std::vector<Parameter> SmallLayout() {
 
 // Of one tensor at one step: element i has a value of its own.
 inline float StateValue(const std::string& tensor, std::int64_t step, std::int64_t i) {
-  return static_cast<float>(step * 1000 + static_cast<std::int64_t>(tensor.size()) * 100 + i) + 0.1f;
+  const auto base = step * 1000 + static_cast<std::int64_t>(tensor.size()) * 100;
+  return static_cast<float>(base + i) + 0.1f;
 }
 
 inline std::int64_t CountElements(const Dims& shape) {
@@ -40,8 +41,8 @@ inline std::int64_t CountElements(const Dims& shape) {
   return elements;
 }
 
-// What one daemon of `daemons` owns: the elements of each parameter that are its share, whatever the
-// rows. `memory` keeps them.
+// What one daemon of `daemons` owns: the elements of each parameter that are its share, whatever
+// the rows. `memory` keeps them.
 struct OwnedState {
   std::vector<ShardView> shards;
   std::vector<std::vector<float>> memory;

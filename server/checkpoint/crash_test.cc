@@ -1,5 +1,5 @@
-// The power goes, the disk fills, the device fails: after every single operation of a save, whatever
-// of it survives, the newest complete checkpoint loads and nothing partial is visible.
+// The power goes, the disk fills, the device fails: after every single operation of a save, what-
+// ever of it survives, the newest complete checkpoint loads and nothing partial is visible.
 #include <string>
 #include <tuple>
 

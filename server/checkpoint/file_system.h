@@ -2,8 +2,8 @@
 // fill the disk and break the device after any of them.
 //
 // A path is a list of names below one root directory. Each name must pass ValidateName, so that
-// none is "..", absolute or hidden; no name may be a symbolic link: whatever a manifest says, nothing
-// outside the root is touched.
+// none is "..", absolute or hidden; no name may be a symbolic link: whatever a manifest says,
+// nothing outside the root is touched.
 //
 // Statuses: NOT_FOUND · ALREADY_EXISTS · RESOURCE_EXHAUSTED (no space, quota) · PERMISSION_DENIED
 // (rights, read-only) · DATA_LOSS (the device failed) · FAILED_PRECONDITION (a link, not a file, a

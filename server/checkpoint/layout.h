@@ -1,7 +1,7 @@
 // What must be alike between a checkpoint and the run that it is restored into. Pure.
 //
 // Daemons, devices, world size, the trainers' dtypes, names of groups and hyperparameters may
-// differ; which tensors there are, how Newton-Schulz sees them and what their momentum means may not.
+// differ; which tensors there are, how Newton-Schulz sees them and what momentum means may not.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@
 
 namespace muond::checkpoint {
 
-// "8x4 @ 0+8; 8x4 @ 8+8": rows, cols and row ranges of each matrix; where there are very many, their
-// number and a hash.
+// "8x4 @ 0+8; 8x4 @ 8+8": rows, cols and row ranges of each matrix; where there are very many,
+// their number and a hash.
 std::string MatricesText(const std::vector<MatrixBlock>& matrices);
 
 // Of every parameter that holds state: no t, and tensors without pieces. By name.

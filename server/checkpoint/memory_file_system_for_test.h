@@ -1,5 +1,5 @@
-// A file system in memory that knows what is on the disk and what is only about to be: the power can
-// be cut after any operation, and any operation can fail.
+// A file system in memory that knows what is on the disk and what is only about to be: the power
+// can be cut after any operation, and any operation can fail.
 //
 // What was not synced survives a cut or does not, each write and each change of a directory by
 // itself, in any order; a write may survive in part. A sync that fails loses what it was to sync,

@@ -18,8 +18,8 @@
 
 namespace muond::checkpoint {
 
-// Where cuts are made, in bytes. A piece above the first is cut, along dim 0 where the shard is made
-// of whole rows; a file above the second is ended.
+// Where cuts are made, in bytes. A piece above the first is cut, along dim 0 where the shard is
+// made of whole rows; a file above the second is ended.
 struct PartLimits {
   std::int64_t piece_bytes = std::int64_t{1} << 30;
   std::int64_t file_bytes = std::int64_t{4} << 30;

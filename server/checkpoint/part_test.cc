@@ -142,7 +142,7 @@ TEST(Part, DaemonsThatDisagreeAboutTAreNotPutTogether) {
   EXPECT_TRUE(absl::IsInternal(Assemble(SmallLayout(), {one, other}).status()));
 }
 
-// dion #18: state on the owner alone, a load by all hung. Here a daemon that owns nothing reports so.
+// dion #18: state on the owner alone, a load by all hung. Here all report.
 TEST(Dion18, ADaemonThatOwnsNothingTakesPart) {
   MemoryFileSystem files;
   ASSERT_TRUE(files.MakeDirectory({"c"}).ok());

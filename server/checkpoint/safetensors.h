@@ -1,8 +1,8 @@
 // The header of a safetensors file, written and read. Pure.
 //
 // The format (github.com/huggingface/safetensors): 8 bytes N, little endian; N bytes of JSON, an
-// object from tensor name to {"dtype", "shape", "data_offsets": [begin, end]} and "__metadata__", an
-// object of strings; then the data that the offsets count in, covered exactly: no hole, no overlap.
+// object from tensor name to {"dtype", "shape", "data_offsets": [begin, end]} and "__metadata__",
+// an object of strings; then the data that the offsets count in, covered exactly, without overlap.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ absl::StatusOr<std::int64_t> SafetensorsHeaderLength(const unsigned char* first,
                                                      std::int64_t file_bytes);
 
 // `json`: the N bytes that follow. INVALID_ARGUMENT saying what is wrong: no JSON, a name twice, an
-// unknown dtype, offsets that are no range, don't fit the shape, overlap, or leave a hole or a tail.
+// unknown dtype, offsets that are no range, don't fit the shape, overlap, leave a hole or a tail.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(const std::string& json,
                                                          std::int64_t file_bytes);
 

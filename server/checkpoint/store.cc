@@ -108,7 +108,8 @@ absl::StatusOr<std::string> Store::Publish(const std::string& saving, Manifest m
   MUOND_ASSIGN_OR_RETURN(const std::vector<Listed> others, List());
   manifest.sequence = 1;
   for (const Listed& other : others) {
-    if (other.manifest) manifest.sequence = std::max(manifest.sequence, other.manifest->sequence + 1);
+    if (!other.manifest) continue;
+    manifest.sequence = std::max(manifest.sequence, other.manifest->sequence + 1);
   }
   const std::string text = ManifestText(manifest);
   // What could not be read again must not become the newest.

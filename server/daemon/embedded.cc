@@ -19,6 +19,7 @@
 #include "server/daemon/backends.h"
 #include "server/daemon/build_info.h"
 #include "server/metrics/metrics_server.h"
+#include "server/rpc/checkpoint_service.h"
 #include "server/rpc/metrics_interceptor.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/peer_service.h"
@@ -114,15 +115,35 @@ struct Service::Impl {
   std::unique_ptr<Executor> peer_executor;
   std::unique_ptr<OptimizerService> service;
   std::unique_ptr<PeerService> peer_service;
+  std::unique_ptr<Checkpointer> checkpointer;  // null: no checkpoints
+  std::unique_ptr<CheckpointService> checkpoint_service;
+  std::unique_ptr<CheckpointPeerService> checkpoint_peer_service;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<MetricsServer> metrics_server;
   std::vector<std::string> addresses;
   std::vector<std::string> socket_paths;
   bool stopped = false;
 
+  absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
   absl::Status Listen(const ServiceOptions& options);
   void SetServing(bool serving);
 };
+
+absl::Status Service::Impl::OpenCheckpoints(const ServiceOptions& options, RunContext& context) {
+  if (options.checkpoint_dir.empty()) return absl::OkStatus();
+  MUOND_ASSIGN_OR_RETURN(checkpointer,
+                         Checkpointer::Open({.directory = options.checkpoint_dir,
+                                             .every_steps = options.checkpoint_every_steps,
+                                             .every = options.checkpoint_every,
+                                             .keep = options.checkpoint_keep,
+                                             .restore = options.restore,
+                                             .writer = "muond " + ThisBuild().version},
+                                            peers));
+  context.checkpoint_every_steps = options.checkpoint_every_steps;
+  context.checkpoint_wanted = [this] { checkpointer->Wake(); };
+  context.run_made = [this](Run& run) { checkpointer->OnMade(run); };
+  return absl::OkStatus();
+}
 
 void Service::Impl::SetServing(bool serving) {
   metrics->SetReady(serving);
@@ -151,7 +172,11 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     }
   }
   builder.RegisterService(service.get());
-  if (peers->count() > 1) builder.RegisterService(peer_service.get());
+  builder.RegisterService(checkpoint_service.get());
+  if (peers->count() > 1) {
+    builder.RegisterService(peer_service.get());
+    builder.RegisterService(checkpoint_peer_service.get());
+  }
   builder.SetMaxReceiveMessageSize(
       static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
@@ -201,14 +226,15 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                                        .daemons_expected = options.peers_expected}));
   impl->peers = std::make_shared<Peers>(peers, options.peer_patience);
   impl->peer_executor = std::make_unique<Executor>();
-  impl->runs =
-      std::make_unique<RunTable>(RunContext{.devices = std::move(devices),
-                                            .faults = {&impl->faults, &impl->newton_schulz_fault},
-                                            .metrics = impl->metrics.get(),
-                                            .limits = LimitsOf(options),
-                                            .peers = impl->peers,
-                                            .peer_executor = impl->peer_executor.get()},
-                                 options.max_runs);
+  RunContext context{.devices = std::move(devices),
+                     .faults = {&impl->faults, &impl->newton_schulz_fault},
+                     .metrics = impl->metrics.get(),
+                     .limits = LimitsOf(options),
+                     .peers = impl->peers,
+                     .peer_executor = impl->peer_executor.get()};
+  MUOND_RETURN_IF_ERROR(impl->OpenCheckpoints(options, context));
+  impl->runs = std::make_unique<RunTable>(context, options.max_runs);
+  if (impl->checkpointer != nullptr) impl->checkpointer->Start(impl->runs.get());
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),
@@ -223,6 +249,10 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .daemon_name = options.listen.empty() ? "in-process" : options.listen.front(),
                  .started = absl::Now()});
   impl->peer_service = std::make_unique<PeerService>(impl->runs.get());
+  impl->checkpoint_service =
+      std::make_unique<CheckpointService>(impl->runs.get(), impl->checkpointer.get());
+  impl->checkpoint_peer_service =
+      std::make_unique<CheckpointPeerService>(impl->runs.get(), impl->checkpointer.get());
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
   if (!options.metrics_address.empty()) {
     MUOND_ASSIGN_OR_RETURN(impl->metrics_server,
@@ -261,9 +291,13 @@ void Service::Stop(absl::Duration grace) {
   // Calls in flight end by themselves or are cancelled when the grace is over; only then may runs
   // and the executor go.
   impl_->runs->Drain(absl::UnavailableError("the daemon is shutting down: try again later"));
+  if (impl_->checkpointer != nullptr && grace > absl::ZeroDuration()) {
+    impl_->checkpointer->SaveAll(grace / 2);
+  }
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
   impl_->metrics_server.reset();
+  if (impl_->checkpointer != nullptr) impl_->checkpointer->Stop();
   impl_->peer_executor.reset();
   StopAll(impl_->executors);
   impl_->runs.reset();

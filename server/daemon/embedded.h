@@ -42,6 +42,12 @@ struct ServiceOptions {
   int peers_expected = 0;
   absl::Duration peer_patience = absl::Seconds(5);
   absl::Duration step_deadline = absl::Seconds(120);  // of Finish calls that name no shorter wait
+  // Checkpoints (run/checkpointer.h); no directory: none.
+  std::string checkpoint_dir;
+  std::int64_t checkpoint_every_steps = 0;
+  absl::Duration checkpoint_every;
+  std::int64_t checkpoint_keep = 3;
+  std::string restore = "latest";
   std::string fault_points;                           // "name[:after[:count]],..."; tests only
   // Tests only: the backends, one per device, instead of those that the settings ask for.
   std::function<std::vector<std::unique_ptr<kernels::Backend>>(const kernels::BackendOptions&)>
@@ -63,7 +69,8 @@ class Service {
   // The Prometheus exposition of this moment, as GET /metrics gives it.
   std::string Metrics();
 
-  // Health NOT_SERVING, running calls may finish within `grace`, streams are then cancelled.
+  // Health NOT_SERVING; runs are saved where there is a checkpoint directory and any grace; running
+  // calls may finish within `grace`, streams are then cancelled.
   void Stop(absl::Duration grace);
 
  private:
