@@ -59,6 +59,12 @@ struct ServiceOptions {
   int peers_expected = 0;
   absl::Duration peer_patience = absl::Seconds(5);
   absl::Duration step_deadline = absl::Seconds(120);  // of Finish calls that name no shorter wait
+  // Checkpoints (run/checkpointer.h); no directory: none.
+  std::string checkpoint_dir;
+  std::int64_t checkpoint_every_steps = 0;
+  absl::Duration checkpoint_every;
+  std::int64_t checkpoint_keep = 3;
+  std::string restore = "latest";
   std::string fault_points;                           // "name[:after[:count]],..."; tests only
   std::int64_t diagnostics_every = 100;  // steps between sampled diagnostics; 0: none
   std::int64_t summary_every = 100;      // steps between lines of the log; 0: none
@@ -91,7 +97,8 @@ class Service {
   // does not count: step-deadline tells those who wait for it.
   absl::Status CheckAlive(absl::Duration timeout);
 
-  // Health NOT_SERVING, running calls may finish within `grace`, streams are then cancelled.
+  // Health NOT_SERVING; runs are saved where there is a checkpoint directory and any grace; running
+  // calls may finish within `grace`, streams are then cancelled.
   void Stop(absl::Duration grace);
 
  private:

@@ -33,6 +33,7 @@
 #include "server/engine/diagnostics.h"
 #include "server/engine/digest.h"
 #include "server/engine/shard_state.h"
+#include "server/engine/state_copy.h"
 #include "server/engine/upload_pack.h"
 #include "server/faults/fault_points.h"
 #include "server/registry/plan.h"
@@ -175,6 +176,13 @@ class Engine {
 
   // What digests are made of (digest.h).
   absl::StatusOr<std::vector<ShardHashes>> HashShards() const;
+
+  // Memory for a copy of all state here, contents undefined; any thread.
+  StateCopy MakeStateCopy() const;
+  absl::Status CopyState(StateCopy& copy) const;
+  // Takes over all state, t included, and scans it. `copy` as MakeStateCopy made it, filled.
+  absl::Status RestoreState(const StateCopy& copy);
+  int device() const { return device_; }
 
   ParameterFacts Facts(int parameter) const;
   StateHealth Health() const;

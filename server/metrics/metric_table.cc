@@ -110,6 +110,20 @@ std::vector<MetricRow> RunRows() {
        {Run(), Group(), Algorithm()}, "", "Elements by algorithm, tied ones once.", {}},
       {kShardElements, "muond_shard_elements", kGauge, kSection, {Run()}, "",
        "Elements of the run that this daemon owns.", {}},
+      {kCheckpoints, "muond_checkpoints_total", kCounter, kSection,
+       {Run(), {"result", {"saved", "save_failed", "restored", "restore_failed"}}}, "",
+       "Checkpoints saved and restored, counted by daemon 0 of the run.", {}},
+      {kCheckpointDuration, "muond_checkpoint_duration_seconds", kHistogram, kSection, {Run()},
+       "seconds", "Time from the wish for a checkpoint until it was durable.", StepBuckets()},
+      {kCheckpointSize, "muond_checkpoint_size_bytes", kGauge, kSection, {Run()}, "bytes",
+       "Bytes of the newest checkpoint, all daemons' files; 0 before the first.", {}},
+      {kCheckpointLastSuccess, "muond_checkpoint_last_success_timestamp_seconds", kGauge, kSection,
+       {Run()}, "seconds",
+       "Unix time at which the newest checkpoint was durable; 0 before the first.", {}},
+      {kCheckpointLastStep, "muond_checkpoint_last_step", kGauge, kSection, {Run()}, "",
+       "Version that the newest checkpoint holds; -1 before the first.", {}},
+      {kCheckpointInterval, "muond_checkpoint_interval_seconds", kGauge, kSection, {Run()},
+       "seconds", "Time between checkpoints that was asked for; 0: none by time.", {}},
   };
 }
 

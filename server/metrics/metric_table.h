@@ -24,6 +24,8 @@ enum class MetricId : std::uint8_t {
   // Runs.
   kRunActive, kRunState, kTrainersConnected, kTrainersExpected, kMuonExpected, kParameters,
   kParameterElements, kShardElements,
+  kCheckpoints, kCheckpointDuration, kCheckpointSize, kCheckpointLastSuccess, kCheckpointLastStep,
+  kCheckpointInterval,
   // Steps.
   kSteps, kLastStep, kLastStepTimestamp, kStepInflight, kStepInflightStartTimestamp,
   kStepWaitingShards, kStepDuration, kStepPhase, kConsecutiveSkips, kDuplicateRequests,

@@ -222,6 +222,12 @@ std::string Run::SliceObject(const SliceId& id, const std::string& action) const
 absl::Status Run::CheckInitial(std::int64_t generation) const {
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   if (!lost_.empty()) return NeedsRestore();
+  if (restored_) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": initial values are refused: the run was restored from a checkpoint, pull "
+        "version %d",
+        name(), machine_ == nullptr ? start_.next_step : machine_->version()));
+  }
   if (machine_ == nullptr || machine_->version() == start_.next_step) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": initial values are refused once a step was consumed (%d were)",
@@ -327,9 +333,10 @@ void Run::FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::St
 
 // The lock is held. Posts the last piece of work of the opening, once everything is there.
 void Run::StartIfReady() {
-  if (running_ || !initial_.complete()) return;
+  if (running_ || machine_ == nullptr || !(restored_ || initial_.complete())) return;
   running_ = true;
-  metrics_->SetState(RunState::kRunning);
+  metrics_->SetState(StateLocked());
+  if (restored_) return;
   auto self = shared_from_this();
   engines_->FinishInitial([self, life = life_](const absl::StatusOr<StateHealth>& health) {
     if (!health.ok()) return self->FailEngine(life, std::string(health.status().message()));

@@ -30,6 +30,7 @@ absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_
   if (made) {
     MUOND_ASSIGN_OR_RETURN(run, Run::Create(spec, context_));
     run->LearnFromPeers();
+    if (context_.run_made) context_.run_made(*run);
   }
   MUOND_ASSIGN_OR_RETURN(const Run::JoinReply reply, run->Join(spec, rank, session, slices));
   if (made) {

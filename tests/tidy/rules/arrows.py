@@ -22,6 +22,7 @@ MODULES = {
     "muond/v1/": "messages",
     "server/faults/": "faults",
     "server/registry/": "registry",
+    "server/checkpoint/": "checkpoint",
     "server/step/": "step",
     "server/engine/": "engine",
     "server/transport/": "transport",
@@ -52,14 +53,17 @@ ARROWS = {
     "proto": ("values", "tensor", "messages"),
     "faults": ("values", "tensor"),
     "registry": ("values", "tensor"),
+    "checkpoint": ("registry", "proto", "values", "tensor"),
     "step": ("registry", "values", "tensor"),
     "engine": ("registry", "faults", "values", "tensor", "kernels"),
     "transport": ("registry", "proto", "messages", "values", "tensor", "kernels"),
     "cluster": ("step", "registry", "proto", "messages", "values", "tensor"),
     "metrics": ("values", "tensor"),
-    "run": ("step", "engine", "transport", "cluster", "metrics", "registry", "faults", "proto",
+    "run": ("checkpoint",
+            "step", "engine", "transport", "cluster", "metrics", "registry", "faults", "proto",
             "messages", "values", "tensor", "kernels"),
-    "rpc": ("run", "step", "engine", "transport", "cluster", "metrics", "registry", "faults",
+    "rpc": ("run", "checkpoint",
+            "step", "engine", "transport", "cluster", "metrics", "registry", "faults",
             "proto", "messages", "values", "tensor"),
     "embedded": (),
     "daemon": ("embedded", "rpc", "run", "step", "engine", "transport", "cluster", "metrics",
@@ -78,6 +82,8 @@ ARROWS = {
 EXCEPTIONS = {
     ("client/cli/verb_plan.cc", "registry"):
         "`muonctl plan` answers before any daemon runs, with the pure function that daemons use",
+    ("client/cli/checkpoint_files.cc", "checkpoint"):
+        "`muonctl checkpoint` reads directories without a daemon, with the daemons' own reader",
 }
 
 # What a test may use beside its module's arrows: a real service in its own process, test helpers.
@@ -85,8 +91,8 @@ TEST_MAY_USE = ("embedded", "tests-support", "values", "tensor")
 
 # Third-party prefix -> modules that may include it. Test libraries: tests and benchmarks only.
 LIBRARIES = {
-    "absl/": {"values", "proto", "faults", "registry", "step", "engine", "transport", "cluster",
-              "metrics", "run", "rpc", "daemon", "embedded", "client-cpp", "client-c",
+    "absl/": {"values", "proto", "faults", "registry", "checkpoint", "step", "engine", "transport",
+              "cluster", "metrics", "run", "rpc", "daemon", "embedded", "client-cpp", "client-c",
               "client-models", "client-cli",
               "client-bench", "client-examples"},
     "grpc": {"proto", "transport", "cluster", "rpc", "daemon", "embedded", "client-cpp",
@@ -99,10 +105,12 @@ LIBRARIES = {
     "civetweb.h": {"metrics"},
     "spdlog/": {"run", "rpc", "daemon", "client-c", "client-bench", "client-examples"},
     "CLI/": {"daemon", "client-cli", "client-bench", "client-examples"},
-    "nlohmann/": {"daemon", "client-models", "client-cli", "client-bench", "client-examples"},
+    "nlohmann/": {"checkpoint",
+                  "daemon", "client-models", "client-cli", "client-bench", "client-examples"},
     "systemd/": {"daemon"},
     "re2/": {"registry"},
-    "xxhash.h": {"registry", "step", "engine", "transport"},
+    "xxhash.h": {"registry", "checkpoint",
+                 "step", "engine", "transport"},
     "isa-l": {"proto"},
     "openssl/": {"proto"},
     "cblas": {"kernels", "client-bench", "client-examples"},
