@@ -70,7 +70,11 @@ std::size_t NewtonSchulz::ScratchBytes(std::span<const MatrixShape> shapes,
   for (const MatrixShape& shape : shapes) {
     if (shape.rows > 0 && shape.cols > 0) jobs.push_back({.rows = shape.rows, .cols = shape.cols});
   }
-  return jobs.empty() ? 0 : NewtonSchulzBatch(jobs, rule, tuning_).scratch_bytes();
+  // Without the machine, which changes no layout and which another thread may be asking for.
+  NewtonSchulzTuning tuning;
+  tuning.group_tiles = tuning_.group_tiles;
+  tuning.group_bytes = tuning_.group_bytes;
+  return jobs.empty() ? 0 : NewtonSchulzBatch(jobs, rule, tuning).scratch_bytes();
 }
 
 Error NewtonSchulz::FindBatch(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,

@@ -215,23 +215,24 @@ def check_one_gpu(arguments):
 
 def check_two_gpus(arguments):
     bin_dir, results = arguments.bin, {}
+
+    def measure(endpoint, model, name):
+        result, said = bench(bin_dir, "--endpoint", endpoint, "--model", model,
+                             "--steps", arguments.steps, "--warmup", 1)
+        if check_result(f"{model}, {name}", result, said):
+            results[model, name] = result
+
     for name, devices in (("one GPU", "0"), ("two GPUs of one daemon", "0,1")):
         with Daemon(bin_dir, "--devices", devices) as daemon:
             for model in arguments.models.split(","):
-                result, said = bench(bin_dir, "--endpoint", daemon.endpoint, "--model", model,
-                                     "--steps", arguments.steps)
-                if check_result(f"{model}, {name}", result, said):
-                    results[model, name] = result
+                measure(daemon.endpoint, model, name)
     ports = ("127.0.0.1:17070", "127.0.0.1:17071")
     with contextlib.ExitStack() as stack:
         for device, address in enumerate(ports):
             stack.enter_context(Daemon(bin_dir, "--devices", str(device), "--listen", address,
                                        "--peers", ",".join(ports)))
         for model in arguments.models.split(","):
-            result, said = bench(bin_dir, "--endpoint", ports[0], "--model", model,
-                                 "--steps", arguments.steps)
-            if check_result(f"{model}, two daemons", result, said):
-                results[model, "two daemons"] = result
+            measure(ports[0], model, "two daemons of one GPU")
     for (model, name), result in results.items():
         one = results.get((model, "one GPU"))
         if one is None or name == "one GPU":
