@@ -174,8 +174,8 @@ absl::StatusOr<Differences> Compare(FileSystem& files, const Store& store, const
   MUOND_ASSIGN_OR_RETURN(const Manifest left, store.ReadManifest(a));
   MUOND_ASSIGN_OR_RETURN(const Manifest right, store.ReadManifest(b));
   Differences differences;
-  const Json there = ControlJson(right);
-  for (const auto& [key, value] : ControlJson(left).items()) {
+  const Json here = ControlJson(left), there = ControlJson(right);
+  for (const auto& [key, value] : here.items()) {
     if (value != there[key]) {
       differences.push_back({key, value.dump() + " | " + there[key].dump()});
     }

@@ -137,7 +137,9 @@ void Checkpointer::Tick() {
 void Checkpointer::TickRun(const std::shared_ptr<Run>& run) {
   Progress& progress = ProgressOf(run);
   const RunPosition position = run->Position();
-  if (position.state == RunState::kNeedsRestore) return AutoRestore(run, progress);
+  if (position.state == RunState::kNeedsRestore || !progress.unfinished.empty()) {
+    return AutoRestore(run, progress);
+  }
   if (!coordinates() || position.state != RunState::kRunning) return;
   if (const std::int64_t version = run->periodic_version(); version > progress.periodic) {
     progress.periodic = version;

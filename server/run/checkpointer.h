@@ -85,6 +85,7 @@ class Checkpointer {
     absl::Time since;            // last save, or the run's beginning here
     absl::Time retry;            // no automatic restore before
     std::string complaint;       // the last one that was logged
+    std::string unfinished;      // checkpoint that some daemons may have gone back to, not all
   };
 
   void Loop();
@@ -105,6 +106,7 @@ class Checkpointer {
   void AutoRestore(const std::shared_ptr<Run>& run, Progress& progress);
   absl::StatusOr<v1::RestoreReply> RestoreNow(const std::shared_ptr<Run>& run,
                                               const v1::RestoreRequest& request);
+  bool AnyNeedsRestore(const Run& run);
   absl::StatusOr<std::vector<std::string>> Candidates(const Run& run, const std::string& name);
   absl::Status RestoreFrom(const std::shared_ptr<Run>& run, const std::string& name,
                            bool allow_relayout, absl::Time deadline);

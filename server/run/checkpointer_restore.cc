@@ -9,6 +9,7 @@
 #include "server/checkpoint/layout.h"
 #include "server/checkpoint/part.h"
 #include "server/cluster/ask_checkpoint.h"
+#include "server/cluster/hello.h"
 #include "server/run/checkpointer.h"
 #include "spdlog/spdlog.h"
 
@@ -85,6 +86,7 @@ void Checkpointer::AutoRestore(const std::shared_ptr<Run>& run, Progress& progre
   if (options_.restore == "none" || absl::Now() < progress.retry) return;
   v1::RestoreRequest request;
   request.set_run(run->name());
+  request.set_name(progress.unfinished);
   request.set_if_generation(run->Position().generation);
   const auto restored = coordinates()
                             ? RestoreNow(run, request)
@@ -118,12 +120,10 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
   const absl::Time deadline = absl::Now() + (request.wait_ms() > 0
                                                  ? absl::Milliseconds(request.wait_ms())
                                                  : kDefaultWait);
-  const RunPosition position = run->Position();
-  if (request.if_generation() > 0 && request.if_generation() < position.generation) {
-    // Somebody was faster; who asked learns of it from the votes and from its trainers.
-    return absl::UnavailableError(absl::StrFormat(
-        "run \"%s\": restore: generation %d has passed, this is %d", run->name(),
-        request.if_generation(), position.generation));
+  if (request.if_generation() > 0 && ProgressOf(run).unfinished.empty() &&
+      !AnyNeedsRestore(*run)) {
+    return absl::UnavailableError(
+        absl::StrFormat("run \"%s\": restore: no daemon needs it any more", run->name()));
   }
   MUOND_ASSIGN_OR_RETURN(const auto names, Candidates(*run, request.name()));
   absl::Status status;
@@ -133,6 +133,7 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
       run->metrics().OnCheckpoint(RunMetrics::CheckpointResult::kRestored);
       Progress& progress = ProgressOf(run);
       progress.version = progress.periodic = -1;  // what was saved is of another life
+      progress.unfinished.clear();
       v1::RestoreReply reply;
       reply.set_name(name);
       reply.mutable_position()->set_generation(run->Position().generation);
@@ -167,9 +168,26 @@ absl::Status Checkpointer::RestoreFrom(const std::shared_ptr<Run>& run, const st
   for (const absl::Status& status : statuses) {
     if (!status.ok() && (worst.ok() || Damaged(status))) worst = status;
   }
-  if (worst.ok()) worst = run->RestoreOnAll(name, step, deadline);
-  if (!worst.ok()) run->Stage("", nullptr, {});
-  return worst;
+  if (!worst.ok()) {
+    run->Stage("", nullptr, {});
+    return worst;
+  }
+  const absl::Status restored = run->RestoreOnAll(name, step, deadline);
+  if (restored.ok()) return restored;
+  // Some may have changed over: it is tried again until all have, whoever asked for it.
+  ProgressOf(run).unfinished = name;
+  return absl::UnavailableError(absl::StrFormat("restore from \"%s\": not on all daemons yet: %s",
+                                                name, restored.message()));
+}
+
+// Here, or on a daemon that has just come back.
+bool Checkpointer::AnyNeedsRestore(const Run& run) {
+  if (run.Position().state == RunState::kNeedsRestore) return true;
+  if (peers_->count() == 1) return false;
+  const auto answers = AskHello(*peers_, run.name(), run.plan().hash, absl::Seconds(1));
+  return std::any_of(answers.begin(), answers.end(), [](const HelloAnswer& answer) {
+    return answer.status.ok() && answer.position.state == v1::RUN_STATE_NEEDS_RESTORE;
+  });
 }
 
 absl::StatusOr<std::int64_t> Checkpointer::StageOwn(Run& run, const std::string& name,

@@ -69,7 +69,7 @@ class Killer(threading.Thread):
         for _ in range(self.kills):
             # One in four does not wait until the last one is over.
             if self.random.random() < 0.75:
-                wanted = self.random.randint(1, 4)
+                wanted = self.random.randint(2, 6)
                 deadline = time.monotonic() + JOIN_SECONDS
                 while self.steps < wanted and time.monotonic() < deadline:
                     time.sleep(0.001)
