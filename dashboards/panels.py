@@ -90,7 +90,8 @@ OVERVIEW = Dashboard(
                   "(muond_parameters)."),
             Panel("Newton-Schulz diverged", "stat", "percentunit",
                   (('sum(rate(muond_newton_schulz_outcomes_total%G{outcome=~"diverged|nonfinite"}'
-                    f"{RATE})) / (sum(rate(muond_newton_schulz_outcomes_total%G{RATE})) > 0)", ""),),
+                    f"{RATE})) / (sum(rate(muond_newton_schulz_outcomes_total%G{RATE})) > 0)",
+                    ""),),
                   "Share of orthogonalizations that had to be redone "
                   "(muond_newton_schulz_outcomes_total).", .001),
             Panel("Non-finite state", "stat", "none", (("sum(muond_nonfinite_tensors%R)", ""),),

@@ -81,7 +81,7 @@ VerbBody AttachDrain(CLI::App& command) {
 }
 
 VerbBody AttachBench(CLI::App& command) {
-  command.prefix_command();  // what follows is muond-bench's
+  command.fallthrough(false)->prefix_command();  // what follows is muond-bench's
   command.footer("Everything behind `bench` goes to muond-bench; --endpoint is added.");
   return [&command](VerbContext& context) -> absl::StatusOr<ExitCode> {
     std::vector<std::string> arguments = command.remaining();

@@ -25,8 +25,8 @@ const char* TypeName(ServerRpcInfo::Type type) {
   return "unary";
 }
 
-// gRPC itself answers Unimplemented where a call was cancelled before its message could be read (the
-// votes of a step that ended meanwhile); a method that came here is implemented.
+// gRPC itself answers Unimplemented where a call was cancelled before its message could be read
+// (the votes of a step that ended meanwhile); a method that came here is implemented.
 absl::StatusCode CodeOf(const grpc::Status& status) {
   const absl::StatusCode code = FromGrpc(status).code();
   return code == absl::StatusCode::kUnimplemented ? absl::StatusCode::kCancelled : code;

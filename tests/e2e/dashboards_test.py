@@ -215,7 +215,7 @@ class DashboardsTest(ProcessTest):
         ClusterTrainer(self.alone.tcp, Net(6).run("lonely", world_size=2))
 
     def begin_without_it(self, training):
-        """The trainer had its call refused at any point of a step; now one is in flight for sure."""
+        """The trainer's call was refused at any point of a step; now one is in flight for sure."""
         training.stop()
         self.assertIsNotNone(training.error, "a run whose daemon is gone can't go on")
         stub, run = training.trainer.stubs[0], training.trainer.run_id()
