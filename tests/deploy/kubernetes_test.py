@@ -211,6 +211,9 @@ class KubernetesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if os.environ.get("MUOND_SANITIZE"):
+        print("SKIPPED: no memory of ours is used here; the preset dev runs this", file=sys.stderr)
+        sys.exit(77)
     if not (VENV / "bin/kubectl").exists():
         print(f"SKIPPED: {VENV} is missing: tests/deploy/make-venv makes it", file=sys.stderr)
         sys.exit(77)

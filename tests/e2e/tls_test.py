@@ -92,6 +92,19 @@ class TlsTest(ProcessTest):
         self.assertNotEqual(self.call(daemon, "/muond.v1.Optimizer/Close", "admin")[0], denied)
         self.assertIn("refused: call", daemon.log())
 
+    def test_flags_do_what_the_environment_does(self):
+        self.certificate("trainer", "trainer")
+        daemon = self.start()
+        names = {"MUOND_TLS_CERT": "--tls-cert", "MUOND_TLS_KEY": "--tls-key",
+                 "MUOND_TLS_CA": "--tls-ca"}
+        flags = []
+        for name, file in self.files("trainer").items():
+            flags += [names[name], file]
+        self.assertEqual(self.muonctl(daemon, *flags, "status").returncode, 0)
+        done = run_program("muond-bench", "--endpoint", daemon.tcp, "--model", "custom:8x4",
+                           "--steps", "1", "--warmup", "1", "--no-ceilings", *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_strangers_are_not_let_in(self):
         self.certificate("admin", "late", "--days", "-1")
         other = self.directory / "other"
