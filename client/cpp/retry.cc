@@ -61,8 +61,9 @@ CallResult CallWithRetries(const RetryPlan& plan,
     CallResult result = call(attempt);
     if (result.status.ok()) return result;
     const absl::Duration delay = BackoffDelay(attempt.number, random);
+    const CallScope* scope = CallScope::Current();
     if (!WorthRepeating(result, plan.kind, plan.generation, attempt.number) ||
-        clock.now() + delay >= attempt.deadline) {
+        clock.now() + delay >= attempt.deadline || (scope != nullptr && scope->given_up())) {
       result.status = Explain(plan, result.status, attempt.number, clock.now() - start);
       return result;
     }

@@ -38,6 +38,7 @@ absl::StatusOr<std::vector<ReducedGradient>> Engine::Reduce(
     result.layers_free = true;
     for (ShardState& state : ShardsOf(requests[i].state)) {
       state.reduced = true;
+      state.orthogonalized = false;
       state.gradient_max = scan->max_abs;
       result.nonfinite += static_cast<std::int64_t>(scan->nonfinite);
       result.max_abs = std::max(result.max_abs, scan->max_abs);
@@ -46,6 +47,7 @@ absl::StatusOr<std::vector<ReducedGradient>> Engine::Reduce(
       result.state_overflow =
           result.state_overflow || (scan->nonfinite == 0 && CouldOverflow(state, scan->max_abs));
       result.layers_free = result.layers_free && state.gradient_layer == nullptr;
+      doomed_ = doomed_ || scan->nonfinite > 0 || result.state_overflow;
       ++scan;
     }
   }

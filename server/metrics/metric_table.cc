@@ -87,9 +87,9 @@ std::vector<MetricRow> RunRows() {
       {kMuonExpected, "muond_muon_expected", kGauge, kSection, {Run()}, "",
        "1 if the run was configured to optimize something by Muon.", {}},
       {kParameters, "muond_parameters", kGauge, kSection, {Run(), Group(), Algorithm()}, "",
-       "Logical tensors by algorithm, tied ones once.", {}},
+       "Logical tensors that this daemon owns any of, tied ones once.", {}},
       {kParameterElements, "muond_parameter_elements", kGauge, kSection,
-       {Run(), Group(), Algorithm()}, "", "Elements by algorithm, tied ones once.", {}},
+       {Run(), Group(), Algorithm()}, "", "Elements that this daemon owns, tied ones once.", {}},
   };
 }
 

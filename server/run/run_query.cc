@@ -110,6 +110,10 @@ RunPosition Run::PositionLocked() const {
   position.state = StateLocked();
   position.generation = start_.generation;
   position.next_step = start_.next_step;
+  position.lineage = start_.lineage;
+  position.promised = promised_;
+  position.loss_scale = machine_ == nullptr ? LossScaler(spec().loss_scale).scale()
+                                            : machine_->scaler().scale();
   if (!lost_.empty()) {
     position.resume_step =
         std::max(start_.next_step, machine_ == nullptr ? 0 : machine_->next_step());
@@ -117,6 +121,7 @@ RunPosition Run::PositionLocked() const {
   if (machine_ == nullptr) return position;
   position.generation = machine_->generation();
   position.next_step = machine_->next_step();
+  position.promised = machine_->promised();
   position.last_outcome = machine_->last_outcome();
   return position;
 }
@@ -126,18 +131,11 @@ RunPosition Run::Position() const {
   return PositionLocked();
 }
 
-double Run::loss_scale() const {
-  std::lock_guard lock(mutex_);
-  return machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
-}
-
 RunSnapshot Run::Snapshot() const {
   std::lock_guard lock(mutex_);
   RunSnapshot snapshot;
   snapshot.name = name();
   snapshot.position = PositionLocked();
-  snapshot.loss_scale =
-      machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
   snapshot.world_size = spec().world_size;
   snapshot.ranks_registered = registry_.joined_ranks();
   for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
@@ -154,6 +152,7 @@ RunSnapshot Run::Snapshot() const {
   snapshot.daemon = context_.peers->self();
   snapshot.plan_hash = registry_.plan().hash;
   snapshot.why_restore = lost_;
+  snapshot.overlap = overlap_;
   if (machine_ == nullptr) return snapshot;
   snapshot.missing_votes = machine_->MissingVotes();
   if (machine_->last_outcome()) snapshot.grad_norm = machine_->last_outcome()->grad_norm;

@@ -73,8 +73,25 @@ TEST(Daemons, MemoryMetricsCountWhatEachHolds) {
   EXPECT_EQ(bytes["second_moment"], 4 * kAdamW);
 }
 
+// So that sums over daemons are the run's: each counted all of it.
+TEST(Daemons, ParameterMetricsCountWhatEachOwns) {
+  Cluster cluster(3);
+  TestRun run(cluster.channel(0), Spec());
+  double matrices = 0, elements = 0;
+  for (int daemon = 0; daemon < 3; ++daemon) {
+    const auto samples = ParseExposition(cluster.service(daemon).Metrics());
+    for (const auto& [name, value] : samples) {
+      if (name.rfind("muond_parameter_elements{", 0) == 0) elements += value;
+      const bool muon = name.find("algorithm=\"muon\"") != std::string::npos;
+      if (name.rfind("muond_parameters{", 0) == 0 && muon) matrices += value;
+    }
+  }
+  EXPECT_EQ(matrices, 2);
+  EXPECT_EQ(elements, 2 * 64 * 32 + 300000 + 5);
+}
+
 // A local verdict would apply the step on the daemons whose own gradients are finite.
-TEST(Daemons, AnOverflowOnOneSkipsTheStepOnAll) {
+TEST(Daemons, DeepSpeed8435_AnOverflowOnOneSkipsTheStepOnAll) {
   Cluster cluster(3);
   TestRun run(cluster.channel(0), Spec());
   ASSERT_TRUE(run.Step(Gradients(run, 0)).applied);
