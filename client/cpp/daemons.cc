@@ -1,5 +1,7 @@
 #include "client/cpp/daemons.h"
 
+#include <algorithm>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -12,11 +14,12 @@ namespace {
 
 // How much a failure says. A daemon that refuses says most. One that is away is why others wait in
 // vain, for its vote or for a rank that can't send to it, and hear of nothing but that.
+constexpr int kDefinite = 3;
 int Weight(const CallResult& result) {
   if (result.status.ok()) return 0;
   if (absl::IsDeadlineExceeded(result.status)) return 1;
   if (absl::IsUnavailable(result.status) || absl::IsCancelled(result.status)) return 2;
-  return 3;
+  return kDefinite;
 }
 
 // So many of equal failures are in a message.
@@ -72,13 +75,21 @@ CallResult Daemons::ForEach(const std::function<CallResult(int daemon, Connectio
   if (count() == 1) return but_home ? CallResult{} : call(0, *connections_[0]);
   std::vector<CallResult> results(count());
   std::vector<std::thread> threads;
+  CallScope scope;
+  std::atomic<int> refused{-1};  // the first that has
   for (int daemon = 0; daemon < count(); ++daemon) {
     if (but_home && daemon == home_) continue;
-    threads.emplace_back([&, daemon] { results[daemon] = call(daemon, *connections_[daemon]); });
+    threads.emplace_back([&, daemon] {
+      const CallScope::Guard guard(&scope);
+      results[daemon] = call(daemon, *connections_[daemon]);
+      int none = -1;
+      if (Weight(results[daemon]) < kDefinite) return;
+      if (refused.compare_exchange_strong(none, daemon)) scope.GiveUp();
+    });
   }
   for (std::thread& thread : threads) thread.join();
-  int worst = 0;
-  for (int daemon = 1; daemon < count(); ++daemon) {
+  int worst = std::max(refused.load(), 0);
+  for (int daemon = 0; daemon < count(); ++daemon) {
     if (Weight(results[daemon]) > Weight(results[worst])) worst = daemon;
   }
   CallResult result = std::move(results[worst]);

@@ -134,6 +134,7 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
 
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
+  const CallScope::Call scoped(context);
   const grpc::internal::RpcMethod rpc("/muond.v1.Optimizer/Pull",
                                       grpc::internal::RpcMethod::SERVER_STREAMING);
   const std::unique_ptr<Reader> reader(

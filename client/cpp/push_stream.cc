@@ -62,6 +62,7 @@ CallResult Send(const PushJob& job, const char* method, const Message& head, abs
                 Reply* reply) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
+  const CallScope::Call scoped(context);
   reply->Clear();
   const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::CLIENT_STREAMING);
   const std::unique_ptr<Writer> writer(

@@ -72,8 +72,9 @@ CallResult CallWithRetries(const RetryPlan& plan,
     if (result.status.ok()) return result;
     if (absl::IsUnavailable(result.status)) unavailable = result;
     const absl::Duration delay = BackoffDelay(attempt.number, random);
+    const CallScope* scope = CallScope::Current();
     if (!WorthRepeating(result, plan.kind, plan.generation, attempt.number) ||
-        clock.now() + delay >= attempt.deadline) {
+        clock.now() + delay >= attempt.deadline || (scope != nullptr && scope->given_up())) {
       // A last attempt had no time left for an answer; the one before it had.
       if (TimeWasUp(result.status) && unavailable.has_value()) result = *std::move(unavailable);
       result.status = Explain(plan, result, attempt.number, clock.now() - start);

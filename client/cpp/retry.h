@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cpp/call_scope.h"
 #include "grpcpp/client_context.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "proto/status.h"
@@ -46,7 +47,7 @@ struct Attempt {
 // Time as the retries see it; tests bring their own.
 struct RetryClock {
   std::function<absl::Time()> now = [] { return absl::Now(); };
-  std::function<void(absl::Duration)> sleep = [](absl::Duration d) { absl::SleepFor(d); };
+  std::function<void(absl::Duration)> sleep = [](absl::Duration d) { CallScope::Sleep(d); };
 };
 
 // Repeats of DATA_LOSS before it is returned.
@@ -60,9 +61,10 @@ bool WorthRepeating(const CallResult& result, CallKind kind, std::int64_t genera
 // whole is taken so that ranks that failed together do not come back together.
 absl::Duration BackoffDelay(int attempts, absl::BitGenRef random);
 
-// Calls until OK, a result that is not worth repeating, or until the deadline leaves no time for
-// another attempt; the last result then, with peer, attempts and time in its message. Where the
-// last attempt had no time for an answer, the last UNAVAILABLE before it, which says more.
+// Calls until OK, a result that is not worth repeating, until the thread's CallScope is given up or
+// the deadline leaves no time for another attempt; the last result then, with peer, attempts and
+// time in its message. Where the last attempt had no time for an answer, the last UNAVAILABLE before
+// it, which says more.
 CallResult CallWithRetries(const RetryPlan& plan,
                            const std::function<CallResult(const Attempt&)>& call,
                            const RetryClock& clock = {});
@@ -79,6 +81,7 @@ CallResult CallOnce(v1::Optimizer::Stub& stub,
                     const Request& request, Reply* reply, absl::Time deadline) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
+  const CallScope::Call scoped(context);
   reply->Clear();
   const grpc::Status status = (stub.*method)(&context, request, reply);
   if (status.ok()) return {};

@@ -98,33 +98,66 @@ absl::Status Session::Rejoin() {
   return Adopt(replies);
 }
 
-absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
+// FAILED_PRECONDITION unless all daemons see the same run on the same daemons.
+absl::Status Session::CheckAlike(const std::vector<v1::RegisterReply>& replies) const {
   const v1::RegisterReply& home = replies[daemons_->home()];
-  // A daemon that has not consumed the last step yet will, by the votes of all.
-  const v1::RegisterReply* behind = &home;
   for (int daemon = 0; daemon < daemons_->count(); ++daemon) {
     const v1::RegisterReply& reply = replies[daemon];
+    const std::string pair =
+        absl::StrFormat("run \"%s\": register: daemons \"%s\" and \"%s\"", spec_.name,
+                        (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer());
     if (!SameDaemons(home, reply) || (daemons_->count() > 1 && reply.daemon() != daemon)) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "run \"%s\": register: daemons \"%s\" and \"%s\" have different lists of peers: start "
-          "all with one list in one order",
-          spec_.name, (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer()));
+          "%s have different lists of peers: start all with one list in one order", pair));
+    }
+    if (reply.devices() != home.devices()) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("%s have %d and %d devices: a run needs equally many on every daemon "
+                          "(--devices)",
+                          pair, home.devices(), reply.devices()));
     }
     if (reply.plan_hash() != home.plan_hash()) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "run \"%s\": register: daemons \"%s\" and \"%s\" have different plans (%s and %s): they "
-          "must run one version with one list of peers",
-          spec_.name, (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer(),
-          home.plan_hash(), reply.plan_hash()));
+          "%s have different plans (%s and %s): they must run one version with one list of peers",
+          pair, home.plan_hash(), reply.plan_hash()));
     }
-    if (reply.position().next_step() < behind->position().next_step()) behind = &reply;
-    generation_ = daemon == 0 ? reply.position().generation()
-                              : std::max(generation_, reply.position().generation());
   }
+  return absl::OkStatus();
+}
+
+// Whether the daemons can take a step together.
+void Session::CompareStates(const std::vector<v1::RegisterReply>& replies) {
+  const v1::RunPosition& home = replies[daemons_->home()].position();
+  one_generation_ = true;
+  mixed_ = absl::OkStatus();
+  for (int daemon = 0; daemon < daemons_->count(); ++daemon) {
+    const v1::RunPosition& position = replies[daemon].position();
+    one_generation_ = one_generation_ && position.generation() == home.generation();
+    if (position.lineage() == home.lineage()) continue;
+    mixed_ = absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": the daemons' states don't belong together: daemon \"%s\" has that of "
+        "generation %d, daemon \"%s\" that of generation %d (0: none): re-initialize the run from "
+        "the trainers' parameters, or restore a checkpoint on all",
+        spec_.name, (*daemons_)[daemons_->home()].peer(), home.lineage(),
+        (*daemons_)[daemon].peer(), position.lineage()));
+  }
+}
+
+absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
+  MUOND_RETURN_IF_ERROR(CheckAlike(replies));
+  CompareStates(replies);
+  const v1::RegisterReply& home = replies[daemons_->home()];
   MUOND_ASSIGN_OR_RETURN(OwnerTable owners, OwnerTable::Make(spec_, home));
   owners_ = std::make_unique<OwnerTable>(std::move(owners));
   registered_ = home;
-  *registered_.mutable_position() = behind->position();
+  // A daemon that has not consumed the last step yet will, by the votes of all.
+  const v1::RegisterReply* at = &home;
+  generation_ = 0;
+  for (const v1::RegisterReply& reply : replies) {
+    if (reply.position().next_step() < at->position().next_step()) at = &reply;
+    generation_ = std::max(generation_, reply.position().generation());
+  }
+  *registered_.mutable_position() = at->position();
   for (const v1::RegisterReply& reply : replies) {
     if (reply.position().state() != v1::RUN_STATE_NEEDS_RESTORE) continue;
     *registered_.mutable_position() = reply.position();
@@ -134,7 +167,11 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
                                                               : position.next_step();
   last_outcome_.reset();
   if (position.has_last_outcome()) last_outcome_ = FromProto(position.last_outcome());
-  loss_scale_ = behind->loss_scale();
+  // The scale of a daemon that stands elsewhere is another step's.
+  loss_scale_ = at->loss_scale();
+  for (const v1::RegisterReply& reply : replies) {
+    if (reply.position().next_step() == next_step_) loss_scale_ = reply.loss_scale();
+  }
   step_ = -1;
   return absl::OkStatus();
 }
@@ -152,15 +189,27 @@ std::vector<SlicePart> Session::PartsFor(int daemon, std::span<const SliceSource
 absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   std::vector<v1::InitializeReply> replies(daemons_->count());
-  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
-    const std::vector<SlicePart> parts = PartsFor(daemon, values);
-    const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
-    RetryPlan plan = Plan(daemon, "initialize", options_.bulk_timeout);
-    plan.kind = CallKind::kStream;
-    return CallWithRetries(plan, [&](const Attempt& attempt) {
-      return SendInitialize(job, attempt.deadline, &replies[daemon]);
+  const absl::Time start = absl::Now();
+  CallResult result;
+  for (int tries = 1;; ++tries) {
+    result = daemons_->ForEach([&](int daemon, Connection& connection) {
+      const std::vector<SlicePart> parts = PartsFor(daemon, values);
+      const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
+      RetryPlan plan = Plan(daemon, "initialize", options_.bulk_timeout);
+      plan.kind = CallKind::kStream;
+      return CallWithRetries(plan, [&](const Attempt& attempt) {
+        return SendInitialize(job, attempt.deadline, &replies[daemon]);
+      });
     });
-  });
+    // Daemons that have restarted may be raising the generation.
+    const bool elsewhere = !result.status.ok() && result.position.has_value() &&
+                           result.position->generation() != generation_;
+    if (!elsewhere || absl::Now() - start > options_.call_timeout) break;
+    absl::BitGen random;
+    absl::SleepFor(BackoffDelay(tries, random));
+    MUOND_RETURN_IF_ERROR(Rejoin());
+    MUOND_RETURN_IF_ERROR(mixed_);
+  }
   MUOND_RETURN_IF_ERROR(result.status);
   return std::all_of(replies.begin(), replies.end(),
                      [](const v1::InitializeReply& reply) { return reply.complete(); });
@@ -234,7 +283,8 @@ absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   MUOND_RETURN_IF_ERROR(Rejoin());
   // Another rank may have raised it for all: then only the values are missing.
-  if (state() != v1::RUN_STATE_OPENING) MUOND_RETURN_IF_ERROR(Raise(true, reason));
+  const bool raised = state() == v1::RUN_STATE_OPENING && one_generation_ && mixed_.ok();
+  if (!raised) MUOND_RETURN_IF_ERROR(Raise(true, reason));
   return Initialize(values);
 }
 

@@ -153,6 +153,8 @@ class Session {
   CallResult RegisterWith(int daemon, v1::RegisterReply* reply);
   // Takes over where the run stands, from the answers of all daemons.
   absl::Status Adopt(const std::vector<v1::RegisterReply>& replies);
+  absl::Status CheckAlike(const std::vector<v1::RegisterReply>& replies) const;
+  void CompareStates(const std::vector<v1::RegisterReply>& replies);
   // Of all daemons; they must agree.
   absl::StatusOr<StepOutcome> Consume(const std::vector<v1::FinishReply>& replies);
   std::vector<SlicePart> PartsFor(int daemon, std::span<const SliceSource> sources) const;
@@ -181,6 +183,8 @@ class Session {
   std::optional<StepOutcome> last_outcome_;
   std::int64_t rank_ = 0;
   std::int64_t generation_ = 0;
+  bool one_generation_ = true;  // at the last Register; else it is being raised
+  absl::Status mixed_;          // then: the daemons' states are of different lineages
   std::int64_t next_step_ = 0;
   std::int64_t step_ = -1;          // begun last; -1: none since the session joined
   std::int64_t micro_batches_ = 1;  // of that step

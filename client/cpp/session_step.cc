@@ -4,6 +4,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/push_stream.h"
 #include "client/cpp/retry.h"
@@ -23,11 +24,12 @@ absl::Status NotBegun(const std::string& run, const char* action) {
       absl::StrFormat("run \"%s\": %s: no step was begun", run, action));
 }
 
-// The step must start again from Begin, after a Rejoin.
+// The step must start again from Begin, after a Rejoin: the generation has been raised, or is being
+// raised and this daemon is behind.
 bool MustBeginAnew(const CallResult& result, std::int64_t generation) {
   if (absl::IsAborted(result.status)) return true;
   return absl::IsFailedPrecondition(result.status) && result.position.has_value() &&
-         result.position->generation() > generation;
+         result.position->generation() != generation;
 }
 
 }  // namespace
@@ -176,6 +178,7 @@ absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(
   }
   if (!MustBeginAnew(result, generation)) return result.status;
   MUOND_RETURN_IF_ERROR(Rejoin());
+  MUOND_RETURN_IF_ERROR(mixed_);
   if (last_outcome_.has_value() && last_outcome_->step == begin.step) return last_outcome_;
   if (next_step_ == begin.step) return std::optional<StepOutcome>();
   return absl::AbortedError(absl::StrFormat(
@@ -195,7 +198,12 @@ absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const Slice
   MUOND_RETURN_IF_ERROR(
       table_->CheckNames(absl::StrFormat("finish step %d", begin.step), absent));
   absl::BitGen random;
-  for (int restarts = 1; restarts <= kRestartsMax; ++restarts) {
+  const absl::Time start = absl::Now();
+  // Where daemons are of different generations they see to that themselves, but it takes a while.
+  const auto raising = [&] {
+    return !one_generation_ && absl::Now() - start < options_.call_timeout;
+  };
+  for (int restarts = 1; restarts <= kRestartsMax || raising(); ++restarts) {
     MUOND_ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, TryStep(begin, gradients, absent));
     if (outcome.has_value()) return *std::move(outcome);
     absl::SleepFor(BackoffDelay(restarts, random));

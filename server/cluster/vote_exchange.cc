@@ -102,7 +102,9 @@ void VoteExchange::OnReply(Line& line, const absl::Status& status) {
     const v1::RunPosition& position = line.reply.position();
     if (const auto votes = VotesFromProto(line.reply.votes()); votes.ok()) {
       listener_.heard(line.daemon,
-                      {position.generation(), position.next_step(), position.state()}, *votes);
+                      {position.generation(), position.next_step(), position.lineage(),
+                       position.state()},
+                      *votes);
     } else {
       listener_.trouble(line.daemon, votes.status());
     }

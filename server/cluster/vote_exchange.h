@@ -23,6 +23,7 @@ namespace muond {
 struct PeerPosition {
   std::int64_t generation = 0;
   std::int64_t next_step = 0;
+  std::int64_t lineage = 0;
   v1::RunState state = v1::RUN_STATE_UNSPECIFIED;
 };
 

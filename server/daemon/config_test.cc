@@ -85,6 +85,8 @@ TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       {"advertise", "a:1", "b:1", "c:1"},
       {"peers-expected", "1", "2", "3"},
       {"peer-patience", "1s", "2s", "3s"},
+      {"state-dir", "/a", "/b", "/c"},
+      {"overlap", "true", "false", "true"},
       {"step-deadline", "1s", "2s", "3s"},
       {"drain-grace", "1s", "2s", "3s"},
       {"max-chunk-bytes", "1MiB", "2MiB", "3MiB"},

@@ -279,7 +279,21 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   return absl::OkStatus();
 }
 
+// Makes the directory where it is missing.
+absl::Status PrepareStateDirectory(const std::string& directory) {
+  if (directory.empty()) return absl::OkStatus();
+  if (mkdir(directory.c_str(), 0700) == 0) return absl::OkStatus();
+  struct stat info;
+  if (stat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
+      access(directory.c_str(), W_OK | X_OK) != 0) {
+    return absl::UnavailableError(absl::StrFormat(
+        "state-dir \"%s\": no directory that this user may write to", directory));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
+  MUOND_RETURN_IF_ERROR(PrepareStateDirectory(options.state_dir));
   auto impl = std::make_unique<Impl>();
   MUOND_RETURN_IF_ERROR(impl->faults.ArmFromSpec(options.fault_points));
   MUOND_ASSIGN_OR_RETURN(Backends backends, MakeBackends(options, &impl->newton_schulz_fault));
@@ -307,6 +321,8 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                      .limits = LimitsOf(options),
                      .peers = impl->peers,
                      .peer_executor = impl->peer_executor.get(),
+                     .state_dir = options.state_dir,
+                     .overlap = options.overlap,
                      .observe = {.daemon = NameOf(*impl->peers, options),
                                  .events = &impl->events,
                                  .diagnostics_every = options.diagnostics_every,

@@ -58,6 +58,11 @@ struct ServiceOptions {
   std::string advertise;
   int peers_expected = 0;
   absl::Duration peer_patience = absl::Seconds(5);
+  // Where runs keep their generation, so that a daemon that restarts does not go back to an older
+  // one; must exist. Empty: nowhere.
+  std::string state_dir;
+  // Newton-Schulz before the verdict, while gradients still arrive.
+  bool overlap = false;
   absl::Duration step_deadline = absl::Seconds(120);  // of Finish calls that name no shorter wait
   // Checkpoints (run/checkpointer.h); no directory: none.
   std::string checkpoint_dir;

@@ -84,14 +84,16 @@ Engines::Engines(std::vector<EngineDevice> devices, LocalShards shards,
 
 absl::StatusOr<std::unique_ptr<Engines>> Engines::Create(
     std::vector<EngineDevice> devices, const RunSpec& spec, const Routing& routing,
-    const LocalShards& shards, EngineFaults faults, std::weak_ptr<const void> owner) {
+    const LocalShards& shards, EngineFaults faults, bool overlap,
+    std::weak_ptr<const void> owner) {
   std::unique_ptr<Engines> engines(new Engines(std::move(devices), shards, std::move(owner)));
+  engines->overlap_ = overlap;
   for (const ParameterSpec& parameter : spec.parameters) {
     engines->shapes_.push_back(*parameter.shape);
   }
   for (int device = 0; device < std::ssize(engines->devices_); ++device) {
     MUOND_ASSIGN_OR_RETURN(auto engine, Engine::Create(*engines->devices_[device].backend, spec,
-                                                       routing, shards, device, faults));
+                                                       routing, shards, device, faults, overlap));
     engines->engines_.push_back(std::move(engine));
   }
   return engines;
@@ -247,6 +249,14 @@ void Engines::RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch) {
     }
     if (--reduction.open == 0) reduction.Finish();
   }
+  if (overlap_) OrthogonalizeEarly(device);
+}
+
+// On any thread. One job for a few matrices: what comes in meanwhile goes before the next.
+void Engines::OrthogonalizeEarly(int device) {
+  devices_[device].executor->PostIdle([this, device, keep = owner_.lock()] {
+    if (engines_[device]->OrthogonalizeEarly()) OrthogonalizeEarly(device);
+  });
 }
 
 void Engines::Commit(CommitRequest request,

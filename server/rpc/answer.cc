@@ -30,6 +30,8 @@ v1::RunPosition ToProto(const RunPosition& position) {
   message.set_next_step(position.next_step);
   message.set_state(ToProto(position.state));
   message.set_resume_step(position.resume_step);
+  message.set_lineage(position.lineage);
+  message.set_promised(position.promised);
   if (position.last_outcome) *message.mutable_last_outcome() = ToProto(*position.last_outcome);
   return message;
 }

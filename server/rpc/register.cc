@@ -82,10 +82,13 @@ absl::Status Join(const RpcContext& context, const v1::RegisterRequest& request,
     return joined.status();
   }
   const Run& run = *joined->run;
-  *reply->mutable_position() = ToProto(run.Position());
+  // Of one moment: a step may end in between, and its scale is another.
+  const RunPosition position = run.Position();
+  *reply->mutable_position() = ToProto(position);
   FillRouting(run, context.daemon_name, reply->mutable_routing());
   FillPlan(run, reply);
-  reply->set_loss_scale(run.loss_scale());
+  reply->set_loss_scale(position.loss_scale);
+  reply->set_devices(run.devices());
   reply->set_max_chunk_bytes(context.max_chunk_bytes);
   reply->set_transport("grpc");
   reply->set_transport_reason("the only data path of this daemon");

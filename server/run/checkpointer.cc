@@ -242,7 +242,7 @@ absl::StatusOr<checkpoint::Manifest> Checkpointer::CollectParts(const std::share
                                                                 const std::string& saving,
                                                                 absl::Duration wait) {
   v1::SavePartRequest request;
-  *request.mutable_peer() = peers_->Introduction(run->name(), run->plan().hash);
+  *request.mutable_peer() = peers_->Introduction(run->name(), run->PlanName());
   request.set_step(step);
   request.set_directory(saving);
   request.set_wait_ms(std::max<std::int64_t>(absl::ToInt64Milliseconds(wait), 1));

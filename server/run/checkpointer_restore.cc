@@ -154,7 +154,7 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
 absl::Status Checkpointer::RestoreFrom(const std::shared_ptr<Run>& run, const std::string& name,
                                        bool allow_relayout, absl::Time deadline) {
   v1::StageRequest request;
-  *request.mutable_peer() = peers_->Introduction(run->name(), run->plan().hash);
+  *request.mutable_peer() = peers_->Introduction(run->name(), run->PlanName());
   request.set_name(name);
   request.set_allow_relayout(allow_relayout);
   std::int64_t step = 0;
@@ -184,7 +184,7 @@ absl::Status Checkpointer::RestoreFrom(const std::shared_ptr<Run>& run, const st
 bool Checkpointer::AnyNeedsRestore(const Run& run) {
   if (run.Position().state == RunState::kNeedsRestore) return true;
   if (peers_->count() == 1) return false;
-  const auto answers = AskHello(*peers_, run.name(), run.plan().hash, absl::Seconds(1));
+  const auto answers = AskHello(*peers_, run.name(), run.PlanName(), absl::Seconds(1));
   return std::any_of(answers.begin(), answers.end(), [](const HelloAnswer& answer) {
     return answer.status.ok() && answer.position.state == v1::RUN_STATE_NEEDS_RESTORE;
   });

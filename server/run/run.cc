@@ -10,6 +10,7 @@
 #include "proto/check.h"
 #include "server/run/free_memory.h"
 #include "server/run/registry_layout.h"
+#include "spdlog/spdlog.h"
 
 namespace muond {
 namespace {
@@ -46,6 +47,19 @@ bool WantsMuon(const RunSpec& spec) {
                      [](const GroupSpec& group) { return group.algorithm != Algorithm::kAdamW; });
 }
 
+constexpr char kOverlapOn[] = "on";
+
+// Whether Newton-Schulz may come before the verdict: "on", or why not.
+std::string OverlapOf(const RunSpec& spec, bool wanted) {
+  if (!wanted) return "off: --overlap is not set";
+  if (!WantsMuon(spec)) return "off: no group uses Muon";
+  if (spec.clip_policy == ClipPolicy::kAll && spec.max_grad_norm > 0) {
+    return "off: clip policy \"all\" scales Muon's gradients, too, by the norm of all gradients, "
+           "which is known with the verdict only";
+  }
+  return kOverlapOn;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext& context) {
@@ -58,9 +72,12 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
     return Refused(name, valid);
   }
   // All daemons of a run have equally many devices: another's plan would differ, and be refused.
+  const std::string overlap = OverlapOf(spec, context.overlap);
+  if (context.overlap) spdlog::info("run \"{}\": overlap is {}", name, overlap);
   const Placement placement{
       .plan = {.devices_per_daemon = std::vector<int>(context.peers->count(),
                                                       static_cast<int>(context.devices.size())),
+               .overlap = overlap == kOverlapOn,
                .iterate_bytes = static_cast<std::int64_t>(
                    kernels::DtypeBytes(context.devices[0].backend->iterate_dtype())),
                .device_memory = !context.devices[0].backend->host_memory()},
@@ -70,24 +87,27 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
   if (context.limits.run_bytes_max == 0) {
     MUOND_RETURN_IF_ERROR(CheckFree(name, *registry, *context.devices[0].backend));
   }
-  std::shared_ptr<Run> run(new Run(*std::move(registry), context));
+  std::shared_ptr<Run> run(new Run(*std::move(registry), context, overlap));
   LocalShards shards;
   for (int i = 0; i < std::ssize(run->spec().parameters); ++i) {
     const bool holds = run->routing().parameters[i].state == i;
     shards.push_back(holds ? run->registry_.ShardsHere(i) : std::vector<Shard>{});
   }
-  auto engines =
-      Engines::Create(context.devices, run->spec(), run->routing(), shards, context.faults, run);
+  auto engines = Engines::Create(context.devices, run->spec(), run->routing(), shards,
+                                 context.faults, overlap == kOverlapOn, run);
   if (!engines.ok()) return Refused(name, engines.status());
   run->engines_ = *std::move(engines);
+  MUOND_RETURN_IF_ERROR(run->RecallGeneration());
   run->OpenMetrics();
   run->CountMemory(1);
   return run;
 }
 
-Run::Run(Registry registry, const RunContext& context)
+Run::Run(Registry registry, const RunContext& context, std::string overlap)
     : context_(context),
       registry_(std::move(registry)),
+      overlap_(std::move(overlap)),
+      generation_file_(context.state_dir, spec().name),
       staging_(StagingMax(registry_, context.limits)) {
   for (const GroupSpec& group : spec().groups) group_names_.push_back(group.name);
 }
@@ -178,7 +198,7 @@ absl::StatusOr<Run::JoinReply> Run::Join(const RunSpec& spec, std::int64_t rank,
 
 absl::Status Run::CheckOpen(std::int64_t generation) const {
   if (!stopped_.ok()) return stopped_;
-  const std::int64_t now = machine_ == nullptr ? start_.generation : machine_->generation();
+  const std::int64_t now = GenerationLocked();
   if (generation == now) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": generation %d is not the current one, %d: register again",

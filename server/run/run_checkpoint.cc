@@ -153,8 +153,8 @@ absl::Status Run::RestoreOnAll(const std::string& name, std::int64_t step, absl:
   const RaiseHooks own{
       .prepare = [&](std::int64_t generation) { return Prepare(generation, true); },
       .raise = [&](const RaiseOrder& order) { return Raise(order); }};
-  return RaiseGeneration(*context_.peers, this->name(), registry_.plan().hash,
-                         Position().generation, true, own, deadline, {name, step});
+  return RaiseGeneration(*context_.peers, this->name(), PlanName(), Position().generation, true,
+                         own, deadline, {name, step});
 }
 
 void Run::ExpectRestore(std::int64_t step) {

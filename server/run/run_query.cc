@@ -110,6 +110,9 @@ RunPosition Run::PositionLocked() const {
   position.state = StateLocked();
   position.generation = start_.generation;
   position.next_step = start_.next_step;
+  position.lineage = start_.lineage;
+  position.promised = promised_;
+  position.loss_scale = LossScaleLocked();
   if (!lost_.empty()) {
     position.resume_step =
         std::max(start_.next_step, machine_ == nullptr ? 0 : machine_->next_step());
@@ -120,6 +123,7 @@ RunPosition Run::PositionLocked() const {
   }
   position.generation = machine_->generation();
   position.next_step = machine_->next_step();
+  position.promised = machine_->promised();
   position.last_outcome = machine_->last_outcome();
   return position;
 }
@@ -127,11 +131,6 @@ RunPosition Run::PositionLocked() const {
 RunPosition Run::Position() const {
   std::lock_guard lock(mutex_);
   return PositionLocked();
-}
-
-double Run::loss_scale() const {
-  std::lock_guard lock(mutex_);
-  return LossScaleLocked();
 }
 
 double Run::LossScaleLocked() const {
@@ -144,7 +143,6 @@ RunSnapshot Run::Snapshot() const {
   RunSnapshot snapshot;
   snapshot.name = name();
   snapshot.position = PositionLocked();
-  snapshot.loss_scale = LossScaleLocked();
   snapshot.world_size = spec().world_size;
   snapshot.ranks_registered = registry_.joined_ranks();
   for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
@@ -161,6 +159,7 @@ RunSnapshot Run::Snapshot() const {
   snapshot.daemon = context_.peers->self();
   snapshot.plan_hash = registry_.plan().hash;
   snapshot.why_restore = lost_;
+  snapshot.overlap = overlap_;
   if (machine_ == nullptr) return snapshot;
   snapshot.missing_votes = machine_->MissingVotes();
   if (machine_->last_outcome()) snapshot.grad_norm = machine_->last_outcome()->grad_norm;

@@ -61,6 +61,7 @@ void RunTable::Remove(const std::shared_ptr<Run>& run) {
     const auto found = runs_.find(run->name());
     if (found != runs_.end() && found->second == run) runs_.erase(found);
   }
+  run->ForgetGeneration();
   run->Stop(absl::AbortedError(absl::StrFormat("run \"%s\": was closed", run->name())));
 }
 

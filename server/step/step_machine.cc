@@ -18,6 +18,7 @@ StepMachine::StepMachine(StepLayout layout, const RunSpec& spec, StepStart start
       scaler_(spec.loss_scale),
       generation_(start.generation),
       next_step_(start.next_step),
+      lineage_(start.lineage),
       attempt_(index_, 0) {
   for (const GroupSpec& group : spec.groups) {
     muon_[group.name] = group.muon;
