@@ -83,4 +83,8 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
   return connection;
 }
 
+std::string Connection::arena_socket() const {
+  return absl::StartsWith(peer_, "unix:") ? peer_.substr(5) + ".arena" : "";
+}
+
 }  // namespace muond::client

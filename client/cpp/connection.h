@@ -15,6 +15,8 @@
 
 namespace muond::client {
 
+class ArenaLink;
+
 // What a message holds beside the payload of its chunk: names, ids, and room to grow.
 inline constexpr std::int64_t kMessageHeaderBytes = 64 * 1024;
 // Limit of a control message: a routing report of some hundred thousand parameters.
@@ -35,12 +37,24 @@ class Connection {
   v1::Optimizer::Stub& control() { return *control_; }
   // For the streams of chunks, which are written and read as raw buffers (wire.h).
   const std::shared_ptr<grpc::Channel>& bulk() const { return bulk_; }
+  // The data path to this daemon, as Register chose it.
+  struct Path {
+    std::string name = "grpc";  // "grpc", "arena" or "inprocess"
+    std::string reason;
+    std::shared_ptr<ArenaLink> arena;  // of path "arena"
+  };
+  // Belongs to whoever calls this daemon.
+  Path& path() { return path_; }
+  // Beside the endpoint's own unix socket; empty for TCP.
+  std::string arena_socket() const;
+
   // For messages: the endpoint, or "in-process".
   const std::string& peer() const { return peer_; }
 
  private:
   Connection() = default;
   std::string peer_;
+  Path path_;
   std::unique_ptr<v1::Optimizer::Stub> control_;
   std::shared_ptr<grpc::Channel> bulk_;
 };

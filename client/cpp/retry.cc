@@ -56,10 +56,17 @@ CallResult CallWithRetries(const RetryPlan& plan,
                            const RetryClock& clock) {
   const absl::Time start = clock.now();
   absl::BitGen random;
-  Attempt attempt{.number = 1, .deadline = start + plan.timeout};
+  Attempt attempt{.number = 1,
+                  .deadline = start + plan.timeout,
+                  .canceller = plan.canceller,
+                  .epoch = plan.epoch};
   for (;; ++attempt.number) {
     CallResult result = call(attempt);
     if (result.status.ok()) return result;
+    if (plan.canceller != nullptr && plan.canceller->epoch() != plan.epoch) {
+      result.status = absl::CancelledError(absl::StrFormat("%s: cancelled", plan.what));
+      return result;
+    }
     const absl::Duration delay = BackoffDelay(attempt.number, random);
     if (!WorthRepeating(result, plan.kind, plan.generation, attempt.number) ||
         clock.now() + delay >= attempt.deadline) {

@@ -22,6 +22,7 @@
 #include "server/rpc/metrics_interceptor.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/peer_service.h"
+#include "server/transport/arena_socket.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
@@ -32,6 +33,7 @@ namespace {
 constexpr std::int64_t kMessageBytesMax = 64 << 20;
 constexpr std::int64_t kHeaderBytes = 64 << 10;  // the fields of a chunk beside its payload
 constexpr char kUnixPrefix[] = "unix:";
+constexpr std::size_t kUnixPathBytesMax = 107;
 
 absl::StatusOr<Backends> MakeBackends(const ServiceOptions& options,
                                       kernels::NewtonSchulzFault* fault) {
@@ -108,18 +110,22 @@ struct Service::Impl {
   std::vector<std::unique_ptr<kernels::Backend>> backends;  // one per device
   FaultInjector faults;
   std::unique_ptr<DaemonMetrics> metrics;
+  std::unique_ptr<ArenaTable> arenas;
+  std::string arena_path, why_no_arenas;  // one of them is empty
   std::unique_ptr<RunTable> runs;
   std::vector<std::unique_ptr<Executor>> executors;  // one per device
   std::shared_ptr<Peers> peers;
   std::unique_ptr<Executor> peer_executor;
   std::unique_ptr<OptimizerService> service;
   std::unique_ptr<PeerService> peer_service;
+  std::unique_ptr<ArenaSocket> arena_socket;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<MetricsServer> metrics_server;
   std::vector<std::string> addresses;
   std::vector<std::string> socket_paths;
   bool stopped = false;
 
+  void PrepareArenas(const ServiceOptions& options);
   absl::Status Listen(const ServiceOptions& options);
   void SetServing(bool serving);
 };
@@ -130,6 +136,32 @@ void Service::Impl::SetServing(bool serving) {
   if (health == nullptr) return;
   for (const char* name : {"", "liveness", "readiness", "muond.v1.Optimizer"}) {
     health->SetServingStatus(name, serving || std::string(name) == "liveness");
+  }
+}
+
+// Arenas are handed over beside the first unix socket.
+void Service::Impl::PrepareArenas(const ServiceOptions& options) {
+  const ArenaLimits limits{.bytes_max = options.max_arena_bytes, .count_max = options.max_arenas};
+  arenas = std::make_unique<ArenaTable>(
+      limits, [metrics = metrics.get()](std::int64_t attached, std::int64_t bytes) {
+        metrics->SetArenas(attached, bytes);
+      });
+  if (options.max_arena_bytes == 0) {
+    why_no_arenas = "the daemon shares no memory (--max-arena-bytes 0)";
+    return;
+  }
+  why_no_arenas = "the daemon listens on no unix socket";
+  for (const std::string& address : options.listen) {
+    if (!absl::StartsWith(address, kUnixPrefix)) continue;
+    const std::string path = std::filesystem::absolute(UnixPath(address)).string() + ".arena";
+    if (path.size() > kUnixPathBytesMax) {
+      why_no_arenas = absl::StrFormat("the path \"%s\" is too long for a socket", path);
+      spdlog::warn("no memory is shared with trainers: {}", why_no_arenas);
+      continue;
+    }
+    why_no_arenas.clear();
+    arena_path = path;
+    return;
   }
 }
 
@@ -149,6 +181,9 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     } else {
       builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &ports[i]);
     }
+  }
+  if (!arena_path.empty()) {
+    MUOND_ASSIGN_OR_RETURN(arena_socket, ArenaSocket::Listen(arena_path, arenas.get()));
   }
   builder.RegisterService(service.get());
   if (peers->count() > 1) builder.RegisterService(peer_service.get());
@@ -209,12 +244,17 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                                             .peers = impl->peers,
                                             .peer_executor = impl->peer_executor.get()},
                                  options.max_runs);
+  impl->PrepareArenas(options);
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),
                  .peers = impl->peers,
                  .peer_executor = impl->peer_executor.get(),
                  .faults = &impl->faults,
+                 .arenas = impl->arenas.get(),
+                 .arena_socket = impl->arena_path,
+                 .why_no_arenas = impl->why_no_arenas,
+                 .boot_id = BootId(),
                  .max_chunk_bytes = options.max_chunk_bytes,
                  .step_deadline = options.step_deadline,
                  .version = ThisBuild().version,
@@ -263,6 +303,7 @@ void Service::Stop(absl::Duration grace) {
   impl_->runs->Drain(absl::UnavailableError("the daemon is shutting down: try again later"));
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
+  impl_->arena_socket.reset();
   impl_->metrics_server.reset();
   impl_->peer_executor.reset();
   StopAll(impl_->executors);

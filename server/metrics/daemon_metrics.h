@@ -38,12 +38,14 @@ enum class LogSeverity : std::uint8_t { kDebug, kInfo, kWarning, kError, kCritic
 enum class StepPhase : std::uint8_t {
   kReceive, kUnscale, kReduce, kMomentum, kNewtonSchulz, kAdamW, kApply, kSend
 };
-enum class TransportPath : std::uint8_t { kGrpc };
+enum class TransportPath : std::uint8_t { kGrpc, kArena, kInProcess };
 enum class TransportDirection : std::uint8_t { kReceived, kSent };
 enum class TransportError : std::uint8_t {
   kTimeout, kReset, kChecksum, kProtocol, kVersion, kNoMemory
 };
-enum class MemoryKind : std::uint8_t { kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging };
+// Why a registration got gRPC and not an arena.
+enum class TransportFallback : std::uint8_t { kNotOffered, kNoSocket, kRefused, kNotAttached };
+enum class MemoryKind : std::uint8_t { kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena };
 
 // The grpc_server_* series of one method, all status codes at 0 from the start.
 class RpcMetrics {
@@ -77,6 +79,13 @@ class DaemonMetrics {
   void OnTransfer(TransportPath path, TransportDirection direction, std::int64_t bytes);
   void OnTransportError(TransportPath path, TransportError reason);
 
+  // A registration was given this path.
+  void OnTransportChoice(TransportPath path);
+  // ... or gRPC in an arena's place.
+  void OnTransportFallback(TransportFallback reason);
+  // Of all trainers: how many have one, and the bytes of all.
+  void SetArenas(std::int64_t attached, std::int64_t bytes);
+
   // Runs add what they allocate and subtract what they free; the gauge is the sum.
   void AddMemory(MemoryKind kind, std::int64_t bytes);
 
@@ -98,6 +107,8 @@ class DaemonMetrics {
   // By path, then by direction or reason.
   std::vector<std::vector<prometheus::Counter*>> transport_bytes_, transport_messages_,
       transport_errors_;
+  std::vector<prometheus::Counter*> transport_choices_, transport_fallbacks_;  // path; reason
+  prometheus::Gauge* arenas_attached_;
   std::vector<prometheus::Gauge*> memory_;
 
   std::mutex mutex_;  // of rpcs_

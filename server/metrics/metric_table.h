@@ -32,7 +32,8 @@ enum class MetricId : std::uint8_t {
   kNonfiniteElements, kNonfiniteTensors, kMomentumNorm, kWeightNorm, kNsCalls, kNsOutcomes,
   kNsSpecial, kMuonUpdates,
   // Transport and RPC.
-  kTransportBytes, kTransportMessages, kTransportErrors,
+  kTransportBytes, kTransportMessages, kTransportErrors, kTransportChoices, kTransportFallbacks,
+  kTransportConnections,
   kGrpcServerStarted, kGrpcServerHandled, kGrpcServerHandling,
 };
 
