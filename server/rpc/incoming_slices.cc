@@ -1,15 +1,14 @@
 #include "server/rpc/incoming_slices.h"
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "server/rpc/transport_choice.h"
 
 namespace muond {
 
 TransportPath PathOf(const grpc::CallbackServerContext& context) {
-  return absl::StartsWith(context.peer(), "inproc") ? TransportPath::kInProcess
-                                                    : TransportPath::kGrpc;
+  return IsInProcess(context.peer()) ? TransportPath::kInProcess : TransportPath::kGrpc;
 }
 
 IncomingSlices::IncomingSlices(const RpcContext& rpc, const grpc::CallbackServerContext& context)

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "grpc/slice.h"
 #include "proto/check.h"
 #include "proto/chunk_message.h"
 #include "server/rpc/answer.h"
@@ -79,7 +80,10 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     pieces_.clear();
     std::int64_t room = plan_->chunk_bytes();
     while (auto piece = plan_->Next(room)) {
-      pieces_.push_back({*piece, grpc::Slice(static_cast<std::size_t>(piece->bytes()))});
+      // Never inside the slice object itself, which moves while the executor writes to it.
+      const auto bytes = static_cast<std::size_t>(piece->bytes());
+      pieces_.push_back(
+          {*piece, grpc::Slice(grpc_slice_malloc_large(bytes), grpc::Slice::STEAL_REF)});
       room -= piece->bytes();
       if (!batch_ || pieces_.size() == kPiecesMax) break;
     }

@@ -37,7 +37,7 @@ absl::StatusOr<TransportChoice> ChooseTransport(const TransportFacts& facts,
                                                 const v1::RegisterRequest& request) {
   const std::string& wanted = request.transport();
   if (wanted == "grpc") return TransportChoice{TransportPath::kGrpc, "the trainer asked for it", std::nullopt};
-  if (wanted.empty() && absl::StartsWith(facts.peer, "inproc")) {
+  if (wanted.empty() && IsInProcess(facts.peer)) {
     return TransportChoice{TransportPath::kInProcess, "trainer and daemon are one process",
                            std::nullopt};
   }
@@ -58,6 +58,11 @@ absl::StatusOr<TransportChoice> ChooseTransport(const TransportFacts& facts,
         "run \"%s\": transport \"arena\": %s", request.run().name(), obstacle->why));
   }
   return TransportChoice{TransportPath::kGrpc, obstacle->why, obstacle->counted};
+}
+
+bool IsInProcess(const std::string& peer) {
+  return !absl::StartsWith(peer, "unix:") && !absl::StartsWith(peer, "ipv4:") &&
+         !absl::StartsWith(peer, "ipv6:");
 }
 
 std::string TransportName(TransportPath path) {

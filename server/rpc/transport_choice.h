@@ -19,7 +19,7 @@ struct TransportChoice {
 
 // What the daemon knows beside the request.
 struct TransportFacts {
-  std::string peer;          // of the call, as gRPC names it: "unix:", "ipv4:...", "inproc"
+  std::string peer;          // of the call, as gRPC names it: "unix:", "ipv4:..."; else one process
   std::string boot_id;       // of this host; empty: unknown
   std::string arena_socket;  // empty: it has none
   std::string why_no_arenas;
@@ -30,6 +30,9 @@ struct TransportFacts {
 // can't be had.
 absl::StatusOr<TransportChoice> ChooseTransport(const TransportFacts& facts,
                                                 const v1::RegisterRequest& request);
+
+// Whether a call came through a channel inside this process: it has no address then.
+bool IsInProcess(const std::string& peer);
 
 // "grpc", "arena", "inprocess".
 std::string TransportName(TransportPath path);

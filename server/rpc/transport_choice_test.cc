@@ -39,7 +39,7 @@ TEST(TransportChoice, OneHostGetsAnArenaAlsoOverTcp) {
 
 TEST(TransportChoice, OneProcessNeedsNeither) {
   TransportFacts facts = kFacts;
-  facts.peer = "inproc";
+  facts.peer = "unknown";
   EXPECT_EQ(Choose(facts, Trainer()).path, TransportPath::kInProcess);
 }
 

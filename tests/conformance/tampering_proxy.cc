@@ -160,14 +160,11 @@ TamperingProxy::TamperingProxy(std::shared_ptr<grpc::Channel> daemon)
     : passer_(std::make_unique<Passer>(std::move(daemon))) {
   grpc::ServerBuilder builder;
   builder.RegisterService(passer_.get());
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
   server_ = builder.BuildAndStart();
 }
 
 TamperingProxy::~TamperingProxy() { server_->Shutdown(std::chrono::system_clock::now()); }
-
-std::shared_ptr<grpc::Channel> TamperingProxy::channel() {
-  return server_->InProcessChannel(grpc::ChannelArguments());
-}
 
 void TamperingProxy::TamperPush(Push tamper) {
   std::lock_guard lock(passer_->mutex);

@@ -19,7 +19,7 @@ class TamperingProxy {
   // Passes on to the daemon at that channel.
   explicit TamperingProxy(std::shared_ptr<grpc::Channel> daemon);
   ~TamperingProxy();
-  std::shared_ptr<grpc::Channel> channel();
+  std::string endpoint() const { return "127.0.0.1:" + std::to_string(port_); }
 
   // What becomes of a message: nothing, one or several of them. Called with messages that carry
   // chunks only.
@@ -34,6 +34,7 @@ class TamperingProxy {
   class Passer;
   std::unique_ptr<Passer> passer_;
   std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
 };
 
 }  // namespace muond::conformance

@@ -74,7 +74,8 @@ class TransportFaultTest : public testing::TestWithParam<Path> {
  protected:
   TransportFaultTest() : initial_(cluster::Noise(kElements, 1)) {
     client::SessionOptions options = daemon_.OptionsFor(GetParam());
-    options.channel = proxy_.channel();
+    options.channel = nullptr;
+    options.endpoint = proxy_.endpoint();
     options.transport = GetParam() == Path::kArena ? "arena" : "grpc";
     options.chunk_bytes = 16 * 1024;
     options.step_timeout = absl::Seconds(3);
