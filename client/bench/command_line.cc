@@ -19,7 +19,6 @@ constexpr char kDescription[] =
 struct Words {
   std::string model = "tiny";
   std::string dtype = "f32";
-  std::string transport = "grpc";
   bool no_ceilings = false;
 };
 
@@ -42,7 +41,11 @@ void AddTarget(CLI::App& app, CommandLine& line, Words& words) {
   app.add_option("--threads", line.options.threads,
                  "of the ceilings and of --in-process; 0: one per core [0]")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--transport", words.transport, "how gradients and parameters go: grpc [grpc]");
+  app.add_option("--transport", line.transports,
+                 "how gradients and parameters go, several are measured in turn: grpc, arena [grpc]")
+      ->delimiter(',');
+  app.add_flag("--probe-control", line.options.probe_control,
+               "time small calls while bytes flow");
 }
 
 void AddWork(CLI::App& app, CommandLine& line, Words& words) {
@@ -94,11 +97,14 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
   } catch (const CLI::ParseError& error) {
     return absl::InvalidArgumentError(error.what());
   }
-  if (words.transport != "grpc") {
+  if (line.transports.empty()) line.transports = {"grpc"};
+  for (const std::string& transport : line.transports) {
+    if (transport == "grpc" || transport == "arena") continue;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--transport \"%s\": not offered by this build; expected grpc", words.transport));
+        "--transport \"%s\": not offered by this build; expected grpc or arena", transport));
   }
   BenchmarkOptions& options = line.options;
+  options.transport = line.transports.front();
   if (options.endpoint.empty()) options.endpoint = endpoint.empty() ? "127.0.0.1:7070" : endpoint;
   if (line.in_process) options.endpoint.clear();
   options.ceilings = !words.no_ceilings;

@@ -100,4 +100,8 @@ void Connection::Pause(absl::Duration duration) {
   absl::SleepFor(end - absl::Now());
 }
 
+std::string Connection::arena_socket() const {
+  return absl::StartsWith(peer_, "unix:") ? peer_.substr(5) + ".arena" : "";
+}
+
 }  // namespace muond::client

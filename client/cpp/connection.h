@@ -18,6 +18,8 @@
 
 namespace muond::client {
 
+class ArenaLink;
+
 // What a message holds beside the payload of its chunk: names, ids, and room to grow.
 inline constexpr std::int64_t kMessageHeaderBytes = 64 * 1024;
 // Limit of a control message: a routing report of some hundred thousand parameters.
@@ -46,6 +48,17 @@ class Connection {
   // Sleeps, and lets a connection that broke come back meanwhile: between calls nobody else in this
   // process looks after its sockets, and gRPC itself does so every five seconds only.
   void Pause(absl::Duration duration);
+  // The data path to this daemon, as Register chose it.
+  struct Path {
+    std::string name = "grpc";  // "grpc", "arena" or "inprocess"
+    std::string reason;
+    std::shared_ptr<ArenaLink> arena;  // of path "arena"
+  };
+  // Belongs to whoever calls this daemon.
+  Path& path() { return path_; }
+  // Beside the endpoint's own unix socket; empty for TCP.
+  std::string arena_socket() const;
+
   // For messages: the endpoint, or "in-process".
   const std::string& peer() const { return peer_; }
 
@@ -53,6 +66,7 @@ class Connection {
   Connection() = default;
   std::string peer_;
   std::shared_ptr<grpc::Channel> control_channel_;  // null inside the process
+  Path path_;
   std::unique_ptr<v1::Optimizer::Stub> control_;
   std::shared_ptr<grpc::Channel> bulk_;
 };

@@ -65,11 +65,18 @@ CallResult CallWithRetries(const RetryPlan& plan,
                            const RetryClock& clock) {
   const absl::Time start = clock.now();
   absl::BitGen random;
-  Attempt attempt{.number = 1, .deadline = start + plan.timeout};
+  Attempt attempt{.number = 1,
+                  .deadline = start + plan.timeout,
+                  .canceller = plan.canceller,
+                  .epoch = plan.epoch};
   std::optional<CallResult> unavailable;  // the last such answer: it says who or what is missing
   for (;; ++attempt.number) {
     CallResult result = call(attempt);
     if (result.status.ok()) return result;
+    if (plan.canceller != nullptr && plan.canceller->epoch() != plan.epoch) {
+      result.status = absl::CancelledError(absl::StrFormat("%s: cancelled", plan.what));
+      return result;
+    }
     if (absl::IsUnavailable(result.status)) unavailable = result;
     const absl::Duration delay = BackoffDelay(attempt.number, random);
     const CallScope* scope = CallScope::Current();

@@ -1,5 +1,5 @@
-// Joining and leaving a run, and its parameters on the way in and out; session_step.cc has the
-// steps.
+// Joining and leaving a run; session_values.cc has its parameters on the way in and out,
+// session_step.cc the steps.
 #include "client/cpp/session.h"
 
 #include <algorithm>
@@ -8,10 +8,11 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "client/cpp/arena.h"
+#include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
-#include "client/cpp/pull_stream.h"
-#include "client/cpp/push_stream.h"
+#include "client/cpp/push_queue.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/slice_table.h"
 #include "proto/check.h"
@@ -32,6 +33,11 @@ absl::Status CheckOptions(const SessionOptions& options) {
   MUOND_RETURN_IF_ERROR(check_timeout("call_timeout", options.call_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("step_timeout", options.step_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("bulk_timeout", options.bulk_timeout));
+  if (options.transport != "auto" && options.transport != "grpc" && options.transport != "arena") {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("session options: transport \"%s\": expected auto, grpc or arena",
+                        options.transport));
+  }
   constexpr std::int64_t kMin = 1024;
   constexpr std::int64_t kMax = std::int64_t{1} << 30;  // far below protobuf's 2 GiB
   if (options.chunk_bytes < kMin || options.chunk_bytes > kMax) {
@@ -49,7 +55,11 @@ bool SameDaemons(const v1::RegisterReply& a, const v1::RegisterReply& b) {
 
 }  // namespace
 
-Session::Session() = default;
+Session::Session()
+    : canceller_(std::make_unique<Canceller>()),
+      queue_(std::make_unique<PushQueue>(
+          [this](std::span<const SliceSource> gradients) { return PushOnce(gradients); })) {}
+
 Session::~Session() = default;
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std::int64_t rank,
@@ -78,14 +88,20 @@ CallResult Session::RegisterWith(int daemon, v1::RegisterReply* reply) {
   request.set_session(options_.session);
   SlicesToProto(slices_, request.mutable_slices());
   request.set_client(kClientName);
-  return CallWithRetries(
+  if (options_.transport != "auto") request.set_transport(options_.transport);
+  request.add_transports("arena");
+  request.set_boot_id(BootId());
+  CallResult result = CallWithRetries(
       Plan(daemon, "register", options_.call_timeout), [&](const Attempt& attempt) {
         return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Register, request,
-                        reply, attempt.deadline);
+                        reply, attempt);
       });
+  if (result.status.ok()) result.status = ChoosePath(daemon, *reply);
+  return result;
 }
 
 absl::Status Session::Rejoin() {
+  DrainQueue();  // what it pushed belongs to the step that is given up
   v1::RegisterReply first;
   MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), &first).status);
   MUOND_RETURN_IF_ERROR(daemons_->Adopt(first));
@@ -176,64 +192,6 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
   return absl::OkStatus();
 }
 
-std::vector<SlicePart> Session::PartsFor(int daemon, std::span<const SliceSource> sources) const {
-  std::vector<SlicePart> parts;
-  for (const SliceSource& source : sources) {
-    const Box& box = table_->BoxOf(source.parameter, source.slice);
-    std::vector<ElementRange> ranges = owners_->Owned(daemon, source.parameter, box);
-    if (!ranges.empty()) parts.push_back({&source, std::move(ranges)});
-  }
-  return parts;
-}
-
-absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
-  MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
-  std::vector<v1::InitializeReply> replies(daemons_->count());
-  const absl::Time start = absl::Now();
-  CallResult result;
-  for (int tries = 1;; ++tries) {
-    result = daemons_->ForEach([&](int daemon, Connection& connection) {
-      const std::vector<SlicePart> parts = PartsFor(daemon, values);
-      const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
-      RetryPlan plan = Plan(daemon, "initialize", options_.bulk_timeout);
-      plan.kind = CallKind::kStream;
-      return CallWithRetries(plan, [&](const Attempt& attempt) {
-        return SendInitialize(job, attempt.deadline, &replies[daemon]);
-      });
-    });
-    // Daemons that have restarted may be raising the generation.
-    const bool elsewhere = !result.status.ok() && result.position.has_value() &&
-                           result.position->generation() != generation_;
-    if (!elsewhere || absl::Now() - start > options_.call_timeout) break;
-    absl::BitGen random;
-    absl::SleepFor(BackoffDelay(tries, random));
-    MUOND_RETURN_IF_ERROR(Rejoin());
-    MUOND_RETURN_IF_ERROR(mixed_);
-  }
-  MUOND_RETURN_IF_ERROR(result.status);
-  return std::all_of(replies.begin(), replies.end(),
-                     [](const v1::InitializeReply& reply) { return reply.complete(); });
-}
-
-absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master) {
-  MUOND_RETURN_IF_ERROR(table_->Check(sinks, master));
-  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
-    std::vector<SinkPart> parts;
-    for (const SliceSink& sink : sinks) {
-      const Box& box = table_->BoxOf(sink.parameter, sink.slice);
-      std::vector<ElementRange> ranges = owners_->Owned(daemon, sink.parameter, box);
-      if (!ranges.empty()) parts.push_back({&sink, &box, std::move(ranges)});
-    }
-    const PullJob job{connection.bulk(), Id(), rank_, version, parts, master, ChunkBytes()};
-    RetryPlan plan =
-        Plan(daemon, absl::StrFormat("pull of version %d", version), options_.bulk_timeout);
-    plan.kind = CallKind::kStream;
-    return CallWithRetries(
-        plan, [&](const Attempt& attempt) { return ReceivePull(job, attempt.deadline); });
-  });
-  return result.status;
-}
-
 absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
   v1::RaiseGenerationRequest request;
   *request.mutable_id() = Id();
@@ -247,7 +205,7 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
         request.set_wait_ms(WaitMs(attempt.deadline));
         CallResult once =
             CallOnce((*daemons_)[home].control(), &v1::Optimizer::Stub::RaiseGeneration, request,
-                     &reply, attempt.deadline);
+                     &reply, attempt);
         if (absl::IsUnavailable(once.status)) answer = once.status;
         return once;
       });
@@ -289,6 +247,7 @@ absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
 }
 
 absl::StatusOr<bool> Session::Close() {
+  DrainQueue();
   v1::CloseRequest request;
   *request.mutable_id() = Id();
   request.set_rank(rank_);
@@ -299,7 +258,7 @@ absl::StatusOr<bool> Session::Close() {
         Plan(daemon, "close", options_.call_timeout), [&](const Attempt& attempt) {
           repeated = attempt.number > 1;
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Close, request,
-                          &replies[daemon], attempt.deadline);
+                          &replies[daemon], attempt);
         });
     // The first attempt's reply was lost: the run that is not there is the one it closed.
     if (repeated && absl::IsNotFound(closed.status)) {
@@ -331,9 +290,12 @@ RetryPlan Session::Plan(int daemon, const std::string& action, absl::Duration ti
           .kind = CallKind::kControl,
           .timeout = timeout,
           .generation = generation_,
-          .pause = [connection = &(*daemons_)[daemon]](absl::Duration delay) {
-            connection->Pause(delay);
-          }};
+          .pause =
+              [connection = &(*daemons_)[daemon]](absl::Duration delay) {
+                connection->Pause(delay);
+              },
+          .canceller = canceller_.get(),
+          .epoch = canceller_->epoch()};
 }
 
 }  // namespace muond::client

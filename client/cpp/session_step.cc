@@ -5,7 +5,10 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "client/cpp/arena.h"
+#include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
+#include "client/cpp/push_queue.h"
 #include "client/cpp/push_stream.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
@@ -35,6 +38,8 @@ bool MustBeginAnew(const CallResult& result, std::int64_t generation) {
 }  // namespace
 
 CallResult Session::BeginOnce(const StepBegin& begin) {
+  DrainQueue();
+  queue_->Forget();
   StepBegin filled = begin;
   if (filled.step == 0) filled.step = next_step_;
   if (filled.loss_scale == 0) filled.loss_scale = loss_scale_;
@@ -48,7 +53,7 @@ CallResult Session::BeginOnce(const StepBegin& begin) {
         Plan(daemon, absl::StrFormat("begin step %d", filled.step), options_.call_timeout),
         [&](const Attempt& attempt) {
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Begin, request,
-                          &replies[daemon], attempt.deadline);
+                          &replies[daemon], attempt);
         });
   });
   if (!result.status.ok()) return result;
@@ -73,11 +78,14 @@ CallResult Session::PushOnce(std::span<const SliceSource> gradients) {
   return daemons_->ForEach([&](int daemon, Connection& connection) -> CallResult {
     const std::vector<SlicePart> parts = PartsFor(daemon, gradients);
     if (parts.empty()) return {};
-    const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
     RetryPlan plan = Plan(daemon, action, options_.bulk_timeout);
     plan.kind = CallKind::kStream;
     v1::PushReply reply;
-    return CallWithRetries(plan, [&](const Attempt& attempt) {
+    return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
+      auto arena = ArenaOf(daemon);
+      if (!arena.ok()) return {arena.status(), std::nullopt};
+      const PushJob job{connection.bulk(), Id(),    rank_, parts, ChunkBytes(), *std::move(arena),
+                        canceller_.get(),  attempt.epoch};
       return SendPush(job, step_, attempt.deadline, &reply);
     });
   });
@@ -90,6 +98,8 @@ CallResult Session::FinishOnce(const std::vector<std::string>& absent,
   if (absl::Status status = table_->CheckNames(action, absent); !status.ok()) {
     return {std::move(status), std::nullopt};
   }
+  // A slice that did not arrive would leave the daemons waiting for it.
+  if (CallResult pushed = DrainQueue(); !pushed.status.ok()) return pushed;
   v1::FinishRequest request;
   *request.mutable_id() = Id();
   request.set_rank(rank_);
@@ -102,7 +112,7 @@ CallResult Session::FinishOnce(const std::vector<std::string>& absent,
         Plan(daemon, action, options_.step_timeout), [&](const Attempt& attempt) {
           own.set_wait_ms(WaitMs(attempt.deadline));
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Finish, own,
-                          &(*replies)[daemon], attempt.deadline);
+                          &(*replies)[daemon], attempt);
         });
   });
 }
@@ -130,7 +140,16 @@ absl::StatusOr<StepOutcome> Session::Consume(const std::vector<v1::FinishReply>&
 
 absl::Status Session::Begin(const StepBegin& begin) { return BeginOnce(begin).status; }
 
+absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
+    std::span<const SliceSource> gradients) {
+  if (step_ < 0) return NotBegun(spec_.name, "push");
+  MUOND_RETURN_IF_ERROR(
+      table_->Check(absl::StrFormat("push for step %d", step_), gradients, micro_batches_));
+  return queue_->Add(gradients);
+}
+
 absl::Status Session::Push(std::span<const SliceSource> gradients) {
+  DrainQueue();
   return PushOnce(gradients).status;
 }
 
@@ -141,6 +160,7 @@ absl::StatusOr<StepOutcome> Session::Finish(const std::vector<std::string>& abse
 }
 
 absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
+  DrainQueue();
   v1::SkipRequest request;
   *request.mutable_id() = Id();
   request.set_rank(rank_);
@@ -155,7 +175,7 @@ absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
         [&](const Attempt& attempt) {
           own.set_wait_ms(WaitMs(attempt.deadline));
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Skip, own,
-                          &replies[daemon], attempt.deadline);
+                          &replies[daemon], attempt);
         });
   });
   MUOND_RETURN_IF_ERROR(result.status);

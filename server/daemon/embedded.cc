@@ -26,6 +26,7 @@
 #include "server/rpc/metrics_interceptor.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/peer_service.h"
+#include "server/transport/arena_socket.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
@@ -36,6 +37,7 @@ namespace {
 constexpr std::int64_t kMessageBytesMax = 64 << 20;
 constexpr std::int64_t kHeaderBytes = 64 << 10;  // the fields of a chunk beside its payload
 constexpr char kUnixPrefix[] = "unix:";
+constexpr std::size_t kUnixPathBytesMax = 107;
 
 absl::StatusOr<Backends> MakeBackends(const ServiceOptions& options,
                                       kernels::NewtonSchulzFault* fault) {
@@ -133,6 +135,8 @@ struct Service::Impl {
   FaultInjector faults;
   std::unique_ptr<DaemonMetrics> metrics;
   StepEvents events;
+  std::unique_ptr<ArenaTable> arenas;
+  std::string arena_path, why_no_arenas;  // one of them is empty
   std::unique_ptr<RunTable> runs;
   std::vector<std::unique_ptr<Executor>> executors;  // one per device
   std::shared_ptr<Peers> peers;
@@ -143,6 +147,7 @@ struct Service::Impl {
   std::unique_ptr<Checkpointer> checkpointer;  // null: no checkpoints
   std::unique_ptr<CheckpointService> checkpoint_service;
   std::unique_ptr<CheckpointPeerService> checkpoint_peer_service;
+  std::unique_ptr<ArenaSocket> arena_socket;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<grpc::Server> health_server;
   std::string health_address;
@@ -152,6 +157,7 @@ struct Service::Impl {
   bool stopped = false;
 
   absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
+  void PrepareArenas(const ServiceOptions& options);
   absl::Status Listen(const ServiceOptions& options);
   absl::Status ListenForProbes(const std::string& address);
   void SetServing(bool serving);
@@ -229,6 +235,32 @@ absl::Status Service::Impl::ListenForProbes(const std::string& address) {
   return absl::OkStatus();
 }
 
+// Arenas are handed over beside the first unix socket.
+void Service::Impl::PrepareArenas(const ServiceOptions& options) {
+  const ArenaLimits limits{.bytes_max = options.max_arena_bytes, .count_max = options.max_arenas};
+  arenas = std::make_unique<ArenaTable>(
+      limits, [metrics = metrics.get()](std::int64_t attached, std::int64_t bytes) {
+        metrics->SetArenas(attached, bytes);
+      });
+  if (options.max_arena_bytes == 0) {
+    why_no_arenas = "the daemon shares no memory (--max-arena-bytes 0)";
+    return;
+  }
+  why_no_arenas = "the daemon listens on no unix socket";
+  for (const std::string& address : options.listen) {
+    if (!absl::StartsWith(address, kUnixPrefix)) continue;
+    const std::string path = std::filesystem::absolute(UnixPath(address)).string() + ".arena";
+    if (path.size() > kUnixPathBytesMax) {
+      why_no_arenas = absl::StrFormat("the path \"%s\" is too long for a socket", path);
+      spdlog::warn("no memory is shared with trainers: {}", why_no_arenas);
+      continue;
+    }
+    why_no_arenas.clear();
+    arena_path = path;
+    return;
+  }
+}
+
 absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -247,6 +279,9 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     } else {
       builder.AddListeningPort(address, tcp_credentials, &ports[i]);
     }
+  }
+  if (!arena_path.empty()) {
+    MUOND_ASSIGN_OR_RETURN(arena_socket, ArenaSocket::Listen(arena_path, arenas.get()));
   }
   builder.RegisterService(service.get());
   builder.RegisterService(admin_service.get());
@@ -330,12 +365,17 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   MUOND_RETURN_IF_ERROR(impl->OpenCheckpoints(options, context));
   impl->runs = std::make_unique<RunTable>(context, options.max_runs);
   if (impl->checkpointer != nullptr) impl->checkpointer->Start(impl->runs.get());
+  impl->PrepareArenas(options);
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),
                  .peers = impl->peers,
                  .peer_executor = impl->peer_executor.get(),
                  .faults = &impl->faults,
+                 .arenas = impl->arenas.get(),
+                 .arena_socket = impl->arena_path,
+                 .why_no_arenas = impl->why_no_arenas,
+                 .boot_id = BootId(),
                  .max_chunk_bytes = options.max_chunk_bytes,
                  .step_deadline = options.step_deadline,
                  .version = ThisBuild().version,
@@ -412,6 +452,7 @@ void Service::Stop(absl::Duration grace) {
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
   if (impl_->health_server != nullptr) impl_->health_server->Shutdown();
+  impl_->arena_socket.reset();
   impl_->metrics_server.reset();
   if (impl_->checkpointer != nullptr) impl_->checkpointer->Stop();
   impl_->peer_executor.reset();

@@ -47,6 +47,8 @@ struct ServiceOptions {
   std::string health_address;
   std::string metrics_address;      // "127.0.0.1:0"; empty: no HTTP exposer
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
+  std::int64_t max_arena_bytes = std::int64_t{1} << 30;  // of all trainers' together; 0: none
+  std::int64_t max_arenas = 256;
   std::int64_t max_tensor_bytes = std::int64_t{2} << 30;
   std::int64_t max_run_bytes = 0;  // 0: what the machine has free
   std::int64_t max_parameters = 1'000'000;

@@ -39,7 +39,7 @@ std::vector<double> ResidualBuckets() {
 MetricLabel Run() { return {"run", {}}; }
 MetricLabel Group() { return {"group", {}}; }
 MetricLabel Algorithm() { return {"algorithm", {"muon", "adamw"}}; }
-MetricLabel Transport() { return {"transport", {"grpc"}}; }
+MetricLabel Transport() { return {"transport", {"grpc", "arena", "inprocess"}}; }
 MetricLabel Direction() { return {"direction", {"rx", "tx"}}; }
 MetricLabel GrpcType() { return {"grpc_type", {}}; }
 MetricLabel GrpcService() { return {"grpc_service", {}}; }
@@ -80,7 +80,7 @@ std::vector<MetricRow> DaemonRows() {
       {kProcessMaxFds, "process_max_fds", kGauge, kSection, {}, "",
        "Most file descriptors that the process may have open.", {}},
       {kMemory, "muond_memory_bytes", kGauge, kSection,
-       {{"kind", {"master", "momentum", "second_moment", "workspace", "staging"}},
+       {{"kind", {"master", "momentum", "second_moment", "workspace", "staging", "arena"}},
         {"location", {"host", "device", "pinned"}}}, "bytes",
        "Memory that the daemon holds for its runs, by use.", {}},
       {kQueueDepth, "muond_queue_depth", kGauge, kSection,
@@ -229,6 +229,14 @@ std::vector<MetricRow> TransportRows() {
        "Transfers that failed.", {}},
       {kPeerRtt, "muond_peer_rtt_seconds", kHistogram, kSection, {}, "seconds",
        "Time until another daemon answered a vote.", RpcBuckets()},
+      {kTransportChoices, "muond_transport_choices_total", kCounter, kSection, {Transport()}, "",
+       "Registrations by the data path that they were given.", {}},
+      {kTransportFallbacks, "muond_transport_fallbacks_total", kCounter, kSection,
+       {{"from", {"arena"}}, {"to", {"grpc"}},
+        {"reason", {"not_offered", "no_socket", "refused", "not_attached"}}}, "",
+       "Registrations that got a slower data path than a trainer could have on this host.", {}},
+      {kTransportConnections, "muond_transport_connections", kGauge, kSection, {Transport()}, "",
+       "Trainers attached to the daemon by that path; gRPC's come and go and are not counted.", {}},
       {kGrpcServerStarted, "grpc_server_started_total", kCounter, kSection,
        {GrpcType(), GrpcService(), GrpcMethod()}, "", "Calls started on the server.", {}},
       {kGrpcServerHandled, "grpc_server_handled_total", kCounter, kSection,

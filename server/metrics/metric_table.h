@@ -36,7 +36,8 @@ enum class MetricId : std::uint8_t {
   kNsSpecial, kNsResidual, kMuonUpdates, kMomentumGradCosine, kUpdateRmsRatio, kMomentumStale,
   kWorstValue,
   // Transport and RPC.
-  kTransportBytes, kTransportMessages, kTransportErrors, kPeerRtt,
+  kTransportBytes, kTransportMessages, kTransportErrors, kPeerRtt, kTransportChoices,
+  kTransportFallbacks, kTransportConnections,
   kGrpcServerStarted, kGrpcServerHandled, kGrpcServerHandling,
 };
 

@@ -69,4 +69,17 @@ grpc::ServerUnaryReactor* AnswerNow(grpc::CallbackServerContext* context,
   return reactor;
 }
 
+absl::StatusOr<ChunkMessage> DecodeRequest(const grpc::ByteBuffer& buffer,
+                                           std::span<const int> chunk_fields,
+                                           google::protobuf::MessageLite* head) {
+  auto message = ChunkMessage::Decode(buffer, chunk_fields, head);
+  if (message.ok()) return message;
+  return absl::InvalidArgumentError(message.status().message());
+}
+
+grpc::ByteBuffer ToBuffer(const google::protobuf::MessageLite& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
 }  // namespace muond

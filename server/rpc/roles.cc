@@ -35,6 +35,8 @@ constexpr Row kTable[] = {
     {"/muond.v1.Optimizer/Pull", kTrainer},
     {"/muond.v1.Optimizer/Close", kTrainer | kAdmin},
     {"/muond.v1.Optimizer/RaiseGeneration", kTrainer | kAdmin},
+    {"/muond.v1.Optimizer/OpenArena", kTrainer},
+    {"/muond.v1.Optimizer/CloseArena", kTrainer},
     {"/muond.v1.Optimizer/Status", kAny},
     {"/muond.v1.Optimizer/DescribeParameters", kTrainer | kAdmin},
     {"/muond.v1.Optimizer/Digest", kTrainer | kAdmin},
