@@ -37,6 +37,7 @@ constexpr Row kTable[] = {
     {"/muond.v1.Optimizer/RaiseGeneration", kTrainer | kAdmin},
     {"/muond.v1.Optimizer/OpenArena", kTrainer},
     {"/muond.v1.Optimizer/CloseArena", kTrainer},
+    {"/muond.v1.Optimizer/PullArena", kTrainer},
     {"/muond.v1.Optimizer/Status", kAny},
     {"/muond.v1.Optimizer/DescribeParameters", kTrainer | kAdmin},
     {"/muond.v1.Optimizer/Digest", kTrainer | kAdmin},
