@@ -31,8 +31,8 @@ class Daemons {
 
   // Calls every daemon at once, each from a thread of its own, and returns when all have answered:
   // OK, or the most telling failure (what no repetition can mend before what one might), with the
-  // daemon's name where there are several, and those of other daemons with the same code. `call` must be safe for different daemons at a time.
-  // With `but_home` the first contact is left out.
+  // daemon's name where there are several, and those of other daemons with the same code. `call`
+  // must be safe for different daemons at a time. With `but_home` the first contact is left out.
   CallResult ForEach(const std::function<CallResult(int daemon, Connection&)>& call,
                      bool but_home = false);
 
