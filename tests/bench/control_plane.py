@@ -5,8 +5,8 @@ usage: tests/bench/control_plane.py [--bin build/release/bin] [--steps 2000] [--
 
 Four trainer processes (muond-test-trainer) and 1 to 8 daemons, TCP on 127.0.0.1, all on this
 machine. Two tables: one parameter of 16 x 16, median and 99th percentile of each call over all
-ranks and steps; and the median step of a fixed model, whose Newton-Schulz work is divided among the daemons
-(one thread each).
+ranks and steps; and the median step of a fixed model, whose Newton-Schulz work is divided among
+the daemons (one thread each).
 """
 
 import argparse
