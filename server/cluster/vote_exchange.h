@@ -46,6 +46,7 @@ class VoteExchange : public std::enable_shared_from_this<VoteExchange> {
                                             Listener listener);
   // Calls the listener before it returns; once.
   void Start();
+  // Asks no more. The first message to each peer goes out all the same.
   void Stop();
 
  private:

@@ -68,7 +68,7 @@ class DaemonCluster:
             flags += ["--peers", self.peers]
             if self.listen_as == "{}":
                 flags += ["--advertise", self.names[index]]
-        daemon = Daemon(*flags, directory=self.test.directory, 
+        daemon = Daemon(*flags, directory=self.test.directory,
                         listen=[self.listen_as.format(self.listen[index])],
                         prefix=self.prefixes[index], metrics="none", wait=False)
         self.test.daemons.append(daemon)

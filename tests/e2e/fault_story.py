@@ -1,5 +1,5 @@
-"""A run of four trainer ranks on three daemons in which something happens at every step, at an exact
-place of the step, and which must end in the bytes of a run in which nothing happens.
+"""A run of four trainer ranks on three daemons in which something happens at every step, at an
+exact place of the step, and which must end in the bytes of a run in which nothing happens.
 
 Places before a call are phases of the trainer; places within a call are bytes that a proxy holds
 back, or a daemon that stops itself at a fault point."""
@@ -138,8 +138,7 @@ class FaultStory:
             killed.restart()
         elif action == "reset":
             self.cluster.proxy[daemon].reset()
-        self.cluster.resume(daemon)
-        wait_until(lambda: not self.cluster.stopped(daemon), "the daemon to go on")
+        self.cluster.resume(daemon)  # to its next fault point perhaps
 
     # -- Faults of one rank
 
@@ -150,7 +149,9 @@ class FaultStory:
         def waiting():
             if all(trainer.held == ("begin", self.step + 1) for trainer in others):
                 return True
-            return list(self.cluster.status().waiting_ranks) == [self.victim.rank]
+            # A daemon that lacks nothing waits for the votes of those that do.
+            return any(list(self.cluster.status(index=daemon).waiting_ranks) == [self.victim.rank]
+                       for daemon in range(DAEMONS) if not self.cluster.stopped(daemon))
         self.until(waiting, f"the ranks beside {self.victim.rank} to wait")
 
     def at_phase(self, phase, action):
@@ -163,7 +164,7 @@ class FaultStory:
         else:
             victim.hold(phase, self.step)
             self.release()
-            self.until(lambda: victim.held == (phase, self.step), f"{victim.name} to come to {phase}")
+            self.until(lambda: victim.held == (phase, self.step), f"victim to come to {phase}")
             victim.unhold(phase)
         self.do(action, None)
 
@@ -179,7 +180,7 @@ class FaultStory:
         else:
             victim.hold(phase, self.step)
             self.release()
-            self.until(lambda: victim.held == (phase, self.step), f"{victim.name} to come to {phase}")
+            self.until(lambda: victim.held == (phase, self.step), f"victim to come to {phase}")
             victim.unhold(phase)
         if phase == "finish":
             hold = proxy.hold(victim.name, DOWN)

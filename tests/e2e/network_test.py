@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Daemons and trainers in network namespaces: packets are lost, a host is cut off, and a DNS name or
-a file says who the daemons are."""
+"""Daemons and trainers in network namespaces: packets are lost, a host is cut off, and a DNS name
+or a file says who the daemons are."""
 
 import unittest
 

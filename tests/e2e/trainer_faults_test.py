@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Trainers that are killed, paused and cut off at every phase of a step, and daemons that stand still.
+"""Trainers that are killed, paused and cut off at every phase of a step, and daemons that stand
+still.
 
 usage: trainer_faults_test.py [--seeds FIRST:END] [unittest's arguments]
 

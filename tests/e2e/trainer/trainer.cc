@@ -49,12 +49,15 @@ absl::Status Trainer::Train() {
   if (session_->state() == v1::RUN_STATE_NEEDS_RESTORE) {
     return absl::FailedPreconditionError("the run needs a restore");
   }
-  if (session_->next_step() == 0) {
-    slices_ = MakeSlices(run_, options_.model, options_.rank);
+  const bool opening = session_->state() == v1::RUN_STATE_OPENING;
+  if (session_->next_step() == 0 || opening) {
+    // Later than at the start it is because all ranks send what they have.
+    if (session_->next_step() == 0) slices_ = MakeSlices(run_, options_.model, options_.rank);
     MUOND_RETURN_IF_ERROR(Timed("initialize", options_.session.bulk_timeout, [&] {
       return session_->Initialize(Sources(false)).status();
     }));
-  } else if (version_ != session_->next_step()) {
+  }
+  if (session_->next_step() > 0 && version_ != session_->next_step()) {
     MUOND_RETURN_IF_ERROR(Pull());
   }
   while (session_->next_step() < options_.steps) MUOND_RETURN_IF_ERROR(TakeStep());
