@@ -12,6 +12,7 @@ for at both ends; medians after five warm-up steps. `memory` is torch's peak on 
 
 import argparse
 import datetime
+import gc
 import json
 import pathlib
 import statistics
@@ -99,6 +100,7 @@ class Training:
             words = self.optimizers[0].describe()
             self.optimizers[0].close()
         self.model = self.optimizers = None
+        gc.collect()  # what refers to itself would count in the next one's memory
         return words
 
 

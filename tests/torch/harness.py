@@ -95,7 +95,7 @@ class TorchTest(unittest.TestCase):
             folder = tempfile.TemporaryDirectory(prefix="muond-torch-", dir="/tmp")
             self.addCleanup(folder.cleanup)
             options["directory"] = folder.name
-        daemon = Daemon("--threads", "1", *flags, **options)
+        daemon = Daemon("--backend", "cpu", "--threads", "1", *flags, **options)
         self.addCleanup(daemon.stop)
         return daemon
 

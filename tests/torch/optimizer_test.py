@@ -3,6 +3,8 @@ state, and a routing that is said aloud."""
 
 import copy
 import gc
+import pathlib
+import tempfile
 import unittest
 import warnings
 
@@ -10,6 +12,7 @@ from harness import TorchTest, copy_of, local, loss_of, mlp, moved, train
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint import state_dict as checkpoint
 
 import muond.torch
 from muond import errors
@@ -235,6 +238,30 @@ class Steps(TorchTest):
         self.assertAlmostEqual(model.layer0.weight.mean().item(), 1., delta=0.01)
 
 
+class Daemons(TorchTest):
+    def test_a_run_over_two_daemons_is_that_of_one(self):
+        with tempfile.TemporaryDirectory(prefix="muond-torch-", dir="/tmp") as folder:
+            folders = [pathlib.Path(folder) / name for name in "ab"]
+            peers = ",".join(f"unix://{each}/muond.sock" for each in folders)
+            daemons = []
+            for each in folders:
+                each.mkdir()
+                daemons.append(self.daemon("--peers", peers, directory=each))
+            ends = []
+            for make in (self.local, lambda model: self.remote(model, daemons[1])):
+                model = mlp()
+                opt = make(model)
+                train(model, opt, 3)
+                ends.append((model, opt.describe(), opt.last_outcome.newton_schulz_calls))
+                opt.close()
+            self.assertSame(ends[0][0], ends[1][0])
+            self.assertEqual([calls for _, _, calls in ends], [3, 3])
+            for each in folders:
+                self.assertIn(f"{each}/muond.sock  ", ends[1][1])
+            for daemon in daemons:
+                daemon.stop()
+
+
 class State(TorchTest):
     def test_load_verifies_what_the_service_has(self):
         model = mlp()
@@ -289,9 +316,29 @@ class State(TorchTest):
         reference = torch.optim.Muon([p])
         p.grad = torch.ones(2, 2)
         reference.step()
-        with self.assertRaisesRegex(errors.StateLost, "another optimizer"):
+        with self.assertRaisesRegex(errors.StateLost, "another optimizer's momentum"):
             self.local([("w", nn.Parameter(torch.ones(2, 2)))]).load_state_dict(
                 reference.state_dict())
+
+    def test_torch_distributed_checkpoint_carries_which_state_it_is(self):
+        model = mlp()
+        opt = self.local(model, lr=0.02)
+        self.assertEqual(len(checkpoint.get_optimizer_state_dict(model, opt)["state"]), 10)
+        self.assertIsNone(opt._binding, "filling `state` joins no run")
+        train(model, opt, 2)
+        state = checkpoint.get_optimizer_state_dict(model, opt)
+        expected = copy_of(model)
+        opt.release()
+        model = mlp(seed=8)
+        second = self.local(model, lr=0.5)
+        checkpoint.set_optimizer_state_dict(model, second, state)
+        self.assertEqual(second.param_groups[0]["lr"], 0.02)
+        second._bound()
+        self.assertEqual(moved(model, expected), 0)
+        train(model, second, 1)
+        self.assertEqual(second.last_outcome.applied_steps, 3)
+        with self.assertRaisesRegex(errors.StateLost, "version 2"):
+            checkpoint.set_optimizer_state_dict(model, second, state)
 
     def test_a_copy_has_groups_but_no_run(self):
         model = mlp()

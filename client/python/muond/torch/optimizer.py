@@ -266,25 +266,30 @@ class Muon(Scaling, torch.optim.Optimizer):
             state["muond"] = self._binding.note()
         elif self._expected is not None:
             state["muond"] = dict(self._expected)
+        # In a group as well: torch.distributed.checkpoint keeps groups and nothing else.
+        for group in state["param_groups"][:1] if "muond" in state else ():
+            group["muond"] = state["muond"]
         return state
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict):
         """Takes it over if the service's state is the one that it belongs to: StateLost else.
         Before the first step that is checked when the run is joined."""
-        note = state_dict.get("muond")
-        if note is None and any("momentum_buffer" in state or "exp_avg" in state
-                                for state in state_dict["state"].values()):
-            raise errors.StateLost("state_dict: it is that of another optimizer, whose momentum "
-                                   "this one can't take over")
-        if self._binding is not None:
-            self._binding.verify(note or {"run": self._binding.run, "version": 0,
-                                          "tensor_digest": ""})
+        note = state_dict.get("muond") or next(
+            (group["muond"] for group in state_dict["param_groups"] if "muond" in group), None)
+        fresh = self._options["on_lost_state"] == "fresh"
+        if note is None and not fresh and any(
+                int(state.get("step", 1)) > 0 for state in state_dict["state"].values()):
+            raise errors.StateLost("state_dict: steps were taken, and it does not say in which "
+                                   "run; another optimizer's momentum can't be taken over")
+        if self._binding is not None and note is not None:
+            self._binding.verify(note)
         algorithms = [group["algorithm"] for group in self.param_groups]
         super().load_state_dict({key: value for key, value in state_dict.items()
                                  if key != "muond"})
         for group, algorithm in zip(self.param_groups, algorithms):
             group.setdefault("algorithm", algorithm)
+            group.pop("muond", None)
         if self._binding is not None:
             self._binding.groups = self.param_groups
         elif note is not None:
