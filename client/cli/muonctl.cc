@@ -36,7 +36,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
       ->type_name("ADDRESS");
   app.add_option("--run", options.run, "the run, needed where there are several [MUOND_RUN]")
       ->type_name("NAME");
-  app.add_option("-o,--output", options.output, "table or json [MUOND_OUTPUT]")
+  app.add_option("-o,--output", options.output, "table, json or csv [MUOND_OUTPUT]")
       ->type_name("FORMAT");
   app.add_option("--timeout", options.timeout, "of each call, as 5s [MUOND_TIMEOUT]")
       ->type_name("DURATION");
@@ -98,8 +98,10 @@ int Run(const std::string& verb, const VerbBody& body, const GlobalOptions& opti
   Output output = Output::kTable;
   if (options.output == "json") {
     output = Output::kJson;
+  } else if (options.output == "csv") {
+    output = Output::kCsv;
   } else if (options.output != "table") {
-    return UsageError(host, absl::StrFormat("output \"%s\": expected table or json",
+    return UsageError(host, absl::StrFormat("output \"%s\": expected table, json or csv",
                                             options.output));
   }
   absl::Duration timeout;
@@ -117,6 +119,8 @@ int Run(const std::string& verb, const VerbBody& body, const GlobalOptions& opti
                       .run = options.run,
                       .output = output,
                       .color = host.terminal && !plain,
+                      .terminal = host.terminal,
+                      .timeout = timeout,
                       .out = host.out};
   const absl::StatusOr<ExitCode> code = body(context);
   if (code.ok()) return *code;

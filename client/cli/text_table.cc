@@ -1,6 +1,7 @@
 #include "client/cli/text_table.h"
 
 #include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include "proto/check.h"
@@ -11,6 +12,13 @@ namespace {
 // Characters of UTF-8 text; names are ASCII, but reasons come from the daemon.
 std::size_t Width(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
+}
+
+std::string CsvField(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
 }
 
 void TrimRight(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
@@ -30,6 +38,25 @@ void TextTable::AddColumn(std::string name, Align align) {
 void TextTable::AddRow(std::vector<Cell> cells) {
   MUOND_CHECK(cells.size() == names_.size(), "one cell for each column");
   rows_.push_back(std::move(cells));
+}
+
+std::string TextTable::Csv() const {
+  const auto line = [](const auto& cells, const auto& text_of) {
+    std::string text;
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      text += (i > 0 ? "," : "") + CsvField(text_of(cells[i]));
+    }
+    return text + "\n";
+  };
+  std::string text = line(names_, [](std::string name) {
+    for (char& c : name) {
+      const auto lower = std::tolower(static_cast<unsigned char>(c));
+      c = c == ' ' || c == '-' ? '_' : static_cast<char>(lower);
+    }
+    return name;
+  });
+  for (const auto& row : rows_) text += line(row, [](const Cell& cell) { return cell.text; });
+  return text;
 }
 
 std::string TextTable::Render(bool color) const {

@@ -27,6 +27,9 @@ class TextTable {
 
   // Headings, then a line for each row. Two blanks between columns, none at the end of a line.
   std::string Render(bool color) const;
+  // As comma-separated values (RFC 4180 but for line ends), headings in lower case with
+  // underscores.
+  std::string Csv() const;
 
  private:
   std::vector<std::string> names_;

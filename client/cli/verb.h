@@ -20,7 +20,7 @@ enum ExitCode : int {
   kUnhealthy = 3,  // it answers, and says that it is not well
 };
 
-enum class Output : std::uint8_t { kTable, kJson };
+enum class Output : std::uint8_t { kTable, kJson, kCsv };
 
 // What every verb may use.
 struct VerbContext {
@@ -29,6 +29,8 @@ struct VerbContext {
   std::string run;       // --run or MUOND_RUN; empty: not said
   Output output = Output::kTable;
   bool color = false;
+  bool terminal = false;  // `out` is one
+  absl::Duration timeout;  // of each call
   std::ostream& out;
 };
 
@@ -42,12 +44,23 @@ struct Verb {
   VerbBody (*attach)(CLI::App& command);
 };
 
+VerbBody AttachBench(CLI::App& command);
+VerbBody AttachCheckpoint(CLI::App& command);
+VerbBody AttachCompletion(CLI::App& command);
+VerbBody AttachConfig(CLI::App& command);
 VerbBody AttachDigest(CLI::App& command);
+VerbBody AttachDoctor(CLI::App& command);
+VerbBody AttachDrain(CLI::App& command);
 VerbBody AttachHealth(CLI::App& command);
 VerbBody AttachParams(CLI::App& command);
 VerbBody AttachPlan(CLI::App& command);
+VerbBody AttachRouting(CLI::App& command);
+VerbBody AttachRuns(CLI::App& command);
 VerbBody AttachStatus(CLI::App& command);
+VerbBody AttachTop(CLI::App& command);
+VerbBody AttachTrace(CLI::App& command);
 VerbBody AttachVersion(CLI::App& command);
+VerbBody AttachWatch(CLI::App& command);
 
 // All verbs, in the order of --help.
 const std::vector<Verb>& AllVerbs();

@@ -20,7 +20,7 @@ std::string AlgorithmName(v1::Algorithm algorithm) {
 
 }  // namespace
 
-std::string RenderParameters(const v1::DescribeParametersReply& reply, bool color) {
+TextTable ParameterTable(const v1::DescribeParametersReply& reply) {
   const auto& parameters = reply.parameters();
   const bool bad = std::any_of(parameters.begin(), parameters.end(),
                                [](const auto& p) { return p.nonfinite_elements() > 0; });
@@ -32,18 +32,10 @@ std::string RenderParameters(const v1::DescribeParametersReply& reply, bool colo
     table.AddColumn(name, Align::kRight);
   }
   if (bad) table.AddColumn("NON-FINITE", Align::kRight);
-  std::int64_t muon = 0;
-  std::int64_t adamw = 0;
-  std::int64_t matrices = 0;
   for (const v1::ParameterState& state : parameters) {
     const v1::RoutedParameter& routed = state.routed();
     std::string reason = routed.reason();
-    if (!routed.tied_to().empty()) {
-      reason += absl::StrFormat(", tied to %s", routed.tied_to());
-    } else {
-      (routed.algorithm() == v1::ALGORITHM_MUON ? muon : adamw) += 1;
-      for (const auto& view : routed.matrices()) matrices += view.count();
-    }
+    if (!routed.tied_to().empty()) reason += absl::StrFormat(", tied to %s", routed.tied_to());
     std::vector<Cell> row = {{state.parameter().name()},
                              {FormatShape(state.parameter())},
                              {state.parameter().group()},
@@ -60,19 +52,57 @@ std::string RenderParameters(const v1::DescribeParametersReply& reply, bool colo
     }
     table.AddRow(std::move(row));
   }
-  return table.Render(color) +
+  return table;
+}
+
+std::string RenderParameters(const v1::DescribeParametersReply& reply, bool color) {
+  std::int64_t muon = 0;
+  std::int64_t adamw = 0;
+  std::int64_t matrices = 0;
+  for (const v1::ParameterState& state : reply.parameters()) {
+    const v1::RoutedParameter& routed = state.routed();
+    if (!routed.tied_to().empty()) continue;
+    (routed.algorithm() == v1::ALGORITHM_MUON ? muon : adamw) += 1;
+    for (const auto& view : routed.matrices()) matrices += view.count();
+  }
+  return ParameterTable(reply).Render(color) +
          absl::StrFormat("\nMuon %d (matrices %d), AdamW %d\n", muon, matrices, adamw);
 }
 
+namespace {
+
+absl::StatusOr<ExitCode> ShowWorst(VerbContext& context, const std::string& run,
+                                   const v1::DescribeParametersReply& describe) {
+  MUOND_ASSIGN_OR_RETURN(const v1::LastStepsReply last, context.admin.LastSteps(run));
+  const v1::StepEvent event = last.steps().empty() ? v1::StepEvent() : last.steps(0);
+  if (context.output == Output::kJson) {
+    Json json = MessageToJson(event);
+    for (const char* key : {"phases", "outcome", "missed", "learning_rates"}) json.erase(key);
+    context.out << JsonText(json);
+    return kOk;
+  }
+  const TextTable table = WorstTable(event, describe);
+  context.out << (context.output == Output::kCsv ? table.Csv() : table.Render(context.color));
+  return kOk;
+}
+
+}  // namespace
+
 VerbBody AttachParams(CLI::App& command) {
   auto names = std::make_shared<std::vector<std::string>>();
+  auto worst = std::make_shared<bool>(false);
   command.add_option("names", *names, "only these parameters")->type_name("NAME");
-  return [names](VerbContext& context) -> absl::StatusOr<ExitCode> {
+  command.add_flag("--worst", *worst,
+                   "the largest residuals, update ratios and gradients of the last steps, and what "
+                   "is not finite");
+  return [names, worst](VerbContext& context) -> absl::StatusOr<ExitCode> {
     MUOND_ASSIGN_OR_RETURN(const std::string run, TheRun(context));
     MUOND_ASSIGN_OR_RETURN(const v1::DescribeParametersReply reply,
                            context.admin.DescribeParameters(run, *names));
-    context.out << (context.output == Output::kJson ? JsonText(MessageToJson(reply))
-                                                    : RenderParameters(reply, context.color));
+    if (*worst) return ShowWorst(context, run, reply);
+    context.out << (context.output == Output::kJson  ? JsonText(MessageToJson(reply))
+                    : context.output == Output::kCsv ? ParameterTable(reply).Csv()
+                                                     : RenderParameters(reply, context.color));
     return kOk;
   };
 }

@@ -25,6 +25,8 @@ std::int64_t Skipped(const v1::RunStatus& run) {
   return sum;
 }
 
+}  // namespace
+
 TextTable RunTable(const v1::StatusReply& status) {
   TextTable table;
   table.AddColumn("RUN", Align::kLeft);
@@ -52,6 +54,8 @@ TextTable RunTable(const v1::StatusReply& status) {
   }
   return table;
 }
+
+namespace {
 
 // What the table has no room for, a line each.
 std::string RunNotes(const v1::RunStatus& run, bool color) {
@@ -106,8 +110,22 @@ std::string RenderStatus(const v1::StatusReply& status, bool color) {
 VerbBody AttachStatus(CLI::App& command) {
   return [](VerbContext& context) -> absl::StatusOr<ExitCode> {
     MUOND_ASSIGN_OR_RETURN(const v1::StatusReply status, context.admin.Status(context.run));
-    context.out << (context.output == Output::kJson ? JsonText(MessageToJson(status))
-                                                    : RenderStatus(status, context.color));
+    context.out << (context.output == Output::kJson  ? JsonText(MessageToJson(status))
+                    : context.output == Output::kCsv ? RunTable(status).Csv()
+                                                     : RenderStatus(status, context.color));
+    return kOk;
+  };
+}
+
+VerbBody AttachRuns(CLI::App&) {
+  return [](VerbContext& context) -> absl::StatusOr<ExitCode> {
+    MUOND_ASSIGN_OR_RETURN(const v1::StatusReply status, context.admin.Status(context.run));
+    if (context.output == Output::kJson) {
+      context.out << JsonText(MessageToJson(status)["runs"]);
+    } else {
+      const TextTable table = RunTable(status);
+      context.out << (context.output == Output::kCsv ? table.Csv() : table.Render(context.color));
+    }
     return kOk;
   };
 }

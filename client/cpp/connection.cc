@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "proto/check.h"
 
 namespace muond::client {
@@ -78,13 +79,25 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
     return connection;
   }
   MUOND_ASSIGN_OR_RETURN(connection->peer_, ResolveTarget(endpoint));
-  connection->control_ =
-      v1::Optimizer::NewStub(MakeChannel(connection->peer_, kControlMessageBytes, security));
+  connection->control_channel_ = MakeChannel(connection->peer_, kControlMessageBytes, security);
+  connection->control_ = v1::Optimizer::NewStub(connection->control_channel_);
   // A chunk with its header; and a Pull that names some hundred thousand slices.
   connection->bulk_ =
       MakeChannel(connection->peer_,
                   std::max(chunk_bytes + kMessageHeaderBytes, kControlMessageBytes), security);
   return connection;
+}
+
+void Connection::Pause(absl::Duration duration) {
+  const absl::Time end = absl::Now() + duration;
+  for (grpc::Channel* channel : {control_channel_.get(), bulk_.get()}) {
+    if (control_channel_ == nullptr) break;  // inside the process: nothing to connect
+    // Waiting is what makes gRPC work on it.
+    if (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_READY) {
+      channel->WaitForConnected(absl::ToChronoTime(end));
+    }
+  }
+  absl::SleepFor(end - absl::Now());
 }
 
 }  // namespace muond::client

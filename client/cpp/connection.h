@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "grpcpp/channel.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "proto/channel.h"
@@ -42,12 +43,16 @@ class Connection {
   v1::Optimizer::Stub& control() { return *control_; }
   // For the streams of chunks, which are written and read as raw buffers (wire.h).
   const std::shared_ptr<grpc::Channel>& bulk() const { return bulk_; }
+  // Sleeps, and lets a connection that broke come back meanwhile: between calls nobody else in this
+  // process looks after its sockets, and gRPC itself does so every five seconds only.
+  void Pause(absl::Duration duration);
   // For messages: the endpoint, or "in-process".
   const std::string& peer() const { return peer_; }
 
  private:
   Connection() = default;
   std::string peer_;
+  std::shared_ptr<grpc::Channel> control_channel_;  // null inside the process
   std::unique_ptr<v1::Optimizer::Stub> control_;
   std::shared_ptr<grpc::Channel> bulk_;
 };

@@ -3,21 +3,30 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
 
 namespace muond::client {
 namespace {
 
-// How much a failure says: a daemon that is away says nothing that another one's refusal does not.
+// How much a failure says. A daemon that refuses says most. One that is away is why others wait in
+// vain, for its vote or for a rank that can't send to it, and hear of nothing but that.
 int Weight(const CallResult& result) {
   if (result.status.ok()) return 0;
-  if (absl::IsUnavailable(result.status) || absl::IsCancelled(result.status)) return 1;
-  if (absl::IsDeadlineExceeded(result.status)) return 2;
+  if (absl::IsDeadlineExceeded(result.status)) return 1;
+  if (absl::IsUnavailable(result.status) || absl::IsCancelled(result.status)) return 2;
   return 3;
 }
 
+// So many of equal failures are in a message.
+constexpr int kFailuresTold = 4;
+
 }  // namespace
+
+std::string Daemons::Told(int daemon, const absl::Status& status) const {
+  return absl::StrFormat("daemon \"%s\": %s", addresses_[daemon], status.message());
+}
 
 absl::StatusOr<std::unique_ptr<Daemons>> Daemons::Open(const std::string& endpoint,
                                                        std::shared_ptr<grpc::Channel> channel,
@@ -73,11 +82,20 @@ CallResult Daemons::ForEach(const std::function<CallResult(int daemon, Connectio
     if (Weight(results[daemon]) > Weight(results[worst])) worst = daemon;
   }
   CallResult result = std::move(results[worst]);
-  if (!result.status.ok()) {
-    result.status = absl::Status(
-        result.status.code(),
-        absl::StrFormat("daemon \"%s\": %s", addresses_[worst], result.status.message()));
+  if (result.status.ok()) return result;
+  // One may know which rank is missing, and another one that a daemon is.
+  std::string message = Told(worst, result.status);
+  int left_out = 0;
+  for (int daemon = 0, told = 1; daemon < count(); ++daemon) {
+    if (daemon == worst || results[daemon].status.code() != result.status.code()) continue;
+    if (++told > kFailuresTold) {
+      ++left_out;
+    } else {
+      absl::StrAppend(&message, "; ", Told(daemon, results[daemon].status));
+    }
   }
+  if (left_out > 0) absl::StrAppendFormat(&message, "; and %d more", left_out);
+  result.status = absl::Status(result.status.code(), message);
   return result;
 }
 

@@ -32,13 +32,15 @@ class Daemons {
 
   // Calls every daemon at once, each from a thread of its own, and returns when all have answered:
   // OK, or the most telling failure (what no repetition can mend before what one might), with the
-  // daemon's name where there are several. `call` must be safe for different daemons at a time.
+  // daemon's name where there are several, and those of other daemons with the same code. `call` must be safe for different daemons at a time.
   // With `but_home` the first contact is left out.
   CallResult ForEach(const std::function<CallResult(int daemon, Connection&)>& call,
                      bool but_home = false);
 
  private:
   Daemons() = default;
+  // What the daemon said, with its name.
+  std::string Told(int daemon, const absl::Status& status) const;
   std::int64_t chunk_bytes_ = 0;
   ChannelSecurity security_;
   int home_ = 0;

@@ -35,6 +35,7 @@ struct RetryPlan {
   CallKind kind = CallKind::kControl;
   absl::Duration timeout;        // of all attempts together
   std::int64_t generation = 0;   // the caller's
+  std::function<void(absl::Duration)> pause;  // between attempts; empty: the clock's sleep
 };
 
 struct Attempt {
@@ -60,7 +61,8 @@ bool WorthRepeating(const CallResult& result, CallKind kind, std::int64_t genera
 absl::Duration BackoffDelay(int attempts, absl::BitGenRef random);
 
 // Calls until OK, a result that is not worth repeating, or until the deadline leaves no time for
-// another attempt; the last result then, with peer, attempts and time in its message.
+// another attempt; the last result then, with peer, attempts and time in its message. Where the
+// last attempt had no time for an answer, the last UNAVAILABLE before it, which says more.
 CallResult CallWithRetries(const RetryPlan& plan,
                            const std::function<CallResult(const Attempt&)>& call,
                            const RetryClock& clock = {});

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
 #include "client/cpp/pull_stream.h"
@@ -206,6 +208,25 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
   return Rejoin();
 }
 
+absl::Status Session::AwaitRestore(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  absl::BitGen random;
+  for (int attempt = 1;; ++attempt) {
+    const absl::Status joined = Rejoin();
+    // A daemon that is still coming back can't be asked yet.
+    if (!joined.ok() && !absl::IsUnavailable(joined) && !absl::IsDeadlineExceeded(joined)) {
+      return joined;
+    }
+    if (joined.ok() && state() != v1::RUN_STATE_NEEDS_RESTORE) return absl::OkStatus();
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrFormat(
+          "run \"%s\": restore: %s", spec_.name,
+          joined.ok() ? "its state was not restored in time" : joined.message()));
+    }
+    absl::SleepFor(std::min(BackoffDelay(attempt, random), deadline - absl::Now()));
+  }
+}
+
 absl::Status Session::RaiseGeneration(const std::string& reason) { return Raise(false, reason); }
 
 absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
@@ -259,7 +280,10 @@ RetryPlan Session::Plan(int daemon, const std::string& action, absl::Duration ti
           .peer = (*daemons_)[daemon].peer(),
           .kind = CallKind::kControl,
           .timeout = timeout,
-          .generation = generation_};
+          .generation = generation_,
+          .pause = [connection = &(*daemons_)[daemon]](absl::Duration delay) {
+            connection->Pause(delay);
+          }};
 }
 
 }  // namespace muond::client

@@ -120,6 +120,12 @@ class Session {
   // last outcome. Step does so by itself.
   absl::Status Rejoin();
 
+  // Rejoins until the daemons have restored the run from a checkpoint: what to do when Step is told
+  // that the run needs a restore, and after opening a session in state NEEDS_RESTORE. next_step()
+  // then says where to go on; a trainer that was further pulls that version. DEADLINE_EXCEEDED with
+  // the run still in that state.
+  absl::Status AwaitRestore(absl::Duration timeout);
+
   // Starts the step in flight over on all daemons and for all ranks: for a trainer that lost
   // gradients that it had pushed. A step that some daemon may have applied is completed first. The
   // other ranks' calls get ABORTED, and a Rejoin shows them the new generation.

@@ -24,9 +24,13 @@ Peers::Peers(PeerList list, absl::Duration patience, const ChannelSecurity& secu
     : list_(std::move(list)), patience_(patience) {
   if (list_.daemons.empty()) list_.daemons = {""};
   for (int daemon = 0; daemon < count(); ++daemon) {
-    stubs_.push_back(daemon == self() ? nullptr
-                                      : v1::Peer::NewStub(MakeChannel(
-                                            list_.daemons[daemon], kMessageBytesMax, security)));
+    const auto channel = daemon == self()
+                             ? nullptr
+                             : MakeChannel(list_.daemons[daemon], kMessageBytesMax, security);
+    stubs_.push_back(channel == nullptr ? nullptr : v1::Peer::NewStub(channel));
+    checkpoints_.push_back(channel == nullptr ? nullptr : v1::Checkpoint::NewStub(channel));
+    checkpoint_parts_.push_back(channel == nullptr ? nullptr
+                                                   : v1::CheckpointPeer::NewStub(channel));
   }
 }
 

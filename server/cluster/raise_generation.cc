@@ -76,7 +76,8 @@ absl::Status Summary(const Peers& peers, const std::string& run, const char* wha
 }
 
 absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t generation,
-                     bool reinitialize, const RaiseHooks& own, absl::Time deadline) {
+                     bool reinitialize, const RaiseHooks& own, absl::Time deadline,
+                     const RestoreOrder& restore) {
   v1::PrepareRequest prepare;
   *prepare.mutable_peer() = introduction;
   prepare.set_generation(generation);
@@ -95,8 +96,13 @@ absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t
   for (const auto& promise : promises) {
     order.resume_step = std::max(order.resume_step, promise.next_step);
   }
+  if (!restore.name.empty()) {
+    order.restore = restore.name;
+    order.resume_step = restore.step;
+  }
   v1::RaiseRequest raise;
   *raise.mutable_peer() = introduction;
+  raise.set_restore(order.restore);
   raise.set_generation(generation);
   VotesToProto(order.settled, raise.mutable_settled());
   raise.set_reinitialize(reinitialize);
@@ -111,7 +117,7 @@ absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t
 
 absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
                              std::int64_t current, bool reinitialize, const RaiseHooks& own,
-                             absl::Time deadline) {
+                             absl::Time deadline, const RestoreOrder& restore) {
   const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
   // Each daemon has numbers of its own: two that coordinate at a time never give one to two orders.
   const auto own_above = [&](std::int64_t generation) {
@@ -123,7 +129,7 @@ absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::st
   // A daemon that is ahead, by another's unfinished try, refuses: go above it.
   for (std::int64_t generation = own_above(current); absl::Now() < deadline;
        generation = own_above(generation)) {
-    status = TryOnce(peers, introduction, generation, reinitialize, own, deadline);
+    status = TryOnce(peers, introduction, generation, reinitialize, own, deadline, restore);
     if (!absl::IsAborted(status)) return status;
   }
   return status;

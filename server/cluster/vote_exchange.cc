@@ -28,6 +28,7 @@ struct VoteExchange::Line {
   v1::VoteReply reply;
   grpc::Alarm alarm;
   absl::Duration pause = kFirstPause;
+  absl::Time sent;
   absl::Time failing_since = absl::InfiniteFuture();
 };
 
@@ -81,6 +82,7 @@ void VoteExchange::Send(Line& line) {
   *line.request.mutable_peer() = introduction_;
   line.request.set_step(step_);
   VotesToProto(known, line.request.mutable_votes());
+  line.sent = absl::Now();
   line.context = std::make_unique<grpc::ClientContext>();
   line.context->set_deadline(absl::ToChronoTime(absl::Now() + kCallTimeout));
   peers_->stub(line.daemon)
@@ -95,6 +97,7 @@ void VoteExchange::OnReply(Line& line, const absl::Status& status) {
   if (stopped()) return;
   const bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   if (!unreachable) line.failing_since = absl::InfiniteFuture();
+  if (!unreachable && listener_.answered) listener_.answered(absl::Now() - line.sent);
   if (status.ok()) {
     const v1::RunPosition& position = line.reply.position();
     if (const auto votes = VotesFromProto(line.reply.votes()); votes.ok()) {

@@ -36,6 +36,8 @@ class VoteExchange : public std::enable_shared_from_this<VoteExchange> {
     // UNAVAILABLE: out of reach for long. Else what it answered: NOT_FOUND when it does not know
     // the run, FAILED_PRECONDITION when it has another plan.
     std::function<void(int daemon, const absl::Status&)> trouble;
+    // A daemon answered, whatever; after how long.
+    std::function<void(absl::Duration)> answered;
   };
 
   static std::shared_ptr<VoteExchange> Make(std::shared_ptr<Peers> peers, const std::string& run,

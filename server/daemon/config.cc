@@ -219,6 +219,17 @@ std::string PrintConfig(const Config& config) {
   return text;
 }
 
+std::vector<ServiceSetting> SettingsOf(const Config& config) {
+  std::vector<ServiceSetting> settings;
+  for (const Setting& setting : AllSettings()) {
+    const std::string name(setting.name);
+    const auto source = config.sources.find(name);
+    settings.push_back(
+        {name, setting.get(config), source == config.sources.end() ? "default" : source->second});
+  }
+  return settings;
+}
+
 std::string VersionText() { return "muond " MUOND_VERSION; }
 
 }  // namespace muond

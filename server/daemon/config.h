@@ -53,6 +53,9 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
 // it back gives the same settings.
 std::string PrintConfig(const Config& config);
 
+// The same for machines.
+std::vector<ServiceSetting> SettingsOf(const Config& config);
+
 // Checks what no single value can tell: addresses (form, loopback, twice), ranges, enumerations.
 // May add warnings. Part of ParseCommandLine.
 absl::Status CheckConfig(Config& config);

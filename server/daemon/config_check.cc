@@ -214,6 +214,10 @@ absl::Status CheckConfig(Config& config) {
   MUOND_RETURN_IF_ERROR(CheckRange(config, "max-runs", service.max_runs, 1, 1024));
   MUOND_RETURN_IF_ERROR(
       CheckRange(config, "max-world-size", service.max_world_size, 1, 16'777'216));
+  MUOND_RETURN_IF_ERROR(
+      CheckRange(config, "diagnostics-every", service.diagnostics_every, 0, 1'000'000'000));
+  MUOND_RETURN_IF_ERROR(
+      CheckRange(config, "log-every", service.summary_every, 0, 1'000'000'000));
   if (service.peer_patience <= absl::ZeroDuration()) {
     return Bad(config, "peer-patience", absl::FormatDuration(service.peer_patience),
                "expected more than 0");

@@ -93,6 +93,8 @@ TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       {"max-parameters", "1", "2", "3"},
       {"max-runs", "1", "2", "3"},
       {"max-world-size", "1", "2", "3"},
+      {"diagnostics-every", "0", "1", "2"},
+      {"log-every", "1", "2", "3"},
       {"log-level", "debug", "warning", "error"},
       {"log-format", "json", "text", "json"},
       {"fault-points", "a", "b", "c"},

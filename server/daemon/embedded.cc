@@ -21,6 +21,8 @@
 #include "server/daemon/build_info.h"
 #include "server/daemon/secure_listen.h"
 #include "server/metrics/metrics_server.h"
+#include "server/rpc/admin_service.h"
+#include "server/rpc/checkpoint_service.h"
 #include "server/rpc/metrics_interceptor.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/peer_service.h"
@@ -59,6 +61,12 @@ RegistryLimits LimitsOf(const ServiceOptions& options) {
           .tensor_bytes_max = options.max_tensor_bytes,
           .run_bytes_max = options.max_run_bytes,
           .world_size_max = options.max_world_size};
+}
+
+// As the daemons of a run call this one, or where it listens.
+std::string NameOf(const Peers& peers, const ServiceOptions& options) {
+  if (peers.count() > 1) return peers.daemons()[peers.self()];
+  return options.listen.empty() ? "in-process" : options.listen.front();
 }
 
 // "unix:///run/muond.sock" and "unix:/run/muond.sock" -> "/run/muond.sock".
@@ -124,12 +132,17 @@ struct Service::Impl {
   std::vector<std::unique_ptr<kernels::Backend>> backends;  // one per device
   FaultInjector faults;
   std::unique_ptr<DaemonMetrics> metrics;
+  StepEvents events;
   std::unique_ptr<RunTable> runs;
   std::vector<std::unique_ptr<Executor>> executors;  // one per device
   std::shared_ptr<Peers> peers;
   std::unique_ptr<Executor> peer_executor;
   std::unique_ptr<OptimizerService> service;
   std::unique_ptr<PeerService> peer_service;
+  std::unique_ptr<AdminService> admin_service;
+  std::unique_ptr<Checkpointer> checkpointer;  // null: no checkpoints
+  std::unique_ptr<CheckpointService> checkpoint_service;
+  std::unique_ptr<CheckpointPeerService> checkpoint_peer_service;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<grpc::Server> health_server;
   std::string health_address;
@@ -138,10 +151,55 @@ struct Service::Impl {
   std::vector<std::string> socket_paths;
   bool stopped = false;
 
+  absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
   absl::Status Listen(const ServiceOptions& options);
   absl::Status ListenForProbes(const std::string& address);
   void SetServing(bool serving);
+  std::unique_ptr<AdminService> MakeAdminService(const std::vector<ServiceSetting>& settings);
+  void WatchQueues();
 };
+
+std::unique_ptr<AdminService> Service::Impl::MakeAdminService(
+    const std::vector<ServiceSetting>& settings) {
+  AdminContext context{.runs = runs.get(), .events = &events};
+  for (const ServiceSetting& setting : settings) {
+    v1::Setting* message = context.settings.add_settings();
+    message->set_name(setting.name);
+    for (const std::string& value : setting.values) message->add_values(value);
+    message->set_source(setting.source);
+  }
+  context.set_ready = [this](bool ready) {
+    metrics->SetReady(ready);
+    auto* health = server->GetHealthCheckService();
+    if (health != nullptr) health->SetServingStatus("readiness", ready);
+  };
+  return std::make_unique<AdminService>(std::move(context));
+}
+
+void Service::Impl::WatchQueues() {
+  metrics->SetQueueDepth([this](QueueKind queue) {
+    if (queue == QueueKind::kPeer) return static_cast<double>(peer_executor->queued());
+    double jobs = 0;
+    for (const auto& executor : executors) jobs += static_cast<double>(executor->queued());
+    return jobs;
+  });
+}
+
+absl::Status Service::Impl::OpenCheckpoints(const ServiceOptions& options, RunContext& context) {
+  if (options.checkpoint_dir.empty()) return absl::OkStatus();
+  MUOND_ASSIGN_OR_RETURN(checkpointer,
+                         Checkpointer::Open({.directory = options.checkpoint_dir,
+                                             .every_steps = options.checkpoint_every_steps,
+                                             .every = options.checkpoint_every,
+                                             .keep = options.checkpoint_keep,
+                                             .restore = options.restore,
+                                             .writer = "muond " + ThisBuild().version},
+                                            peers));
+  context.checkpoint_every_steps = options.checkpoint_every_steps;
+  context.checkpoint_wanted = [this] { checkpointer->Wake(); };
+  context.run_made = [this](Run& run) { checkpointer->OnMade(run); };
+  return absl::OkStatus();
+}
 
 void Service::Impl::SetServing(bool serving) {
   metrics->SetReady(serving);
@@ -191,7 +249,12 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     }
   }
   builder.RegisterService(service.get());
-  if (peers->count() > 1) builder.RegisterService(peer_service.get());
+  builder.RegisterService(admin_service.get());
+  builder.RegisterService(checkpoint_service.get());
+  if (peers->count() > 1) {
+    builder.RegisterService(peer_service.get());
+    builder.RegisterService(checkpoint_peer_service.get());
+  }
   builder.SetMaxReceiveMessageSize(
       static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
@@ -238,14 +301,19 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   MUOND_ASSIGN_OR_RETURN(const ChannelSecurity security, MakeChannelSecurity(TlsOf(options)));
   impl->peers = std::make_shared<Peers>(peers, options.peer_patience, security);
   impl->peer_executor = std::make_unique<Executor>();
-  impl->runs =
-      std::make_unique<RunTable>(RunContext{.devices = std::move(devices),
-                                            .faults = {&impl->faults, &impl->newton_schulz_fault},
-                                            .metrics = impl->metrics.get(),
-                                            .limits = LimitsOf(options),
-                                            .peers = impl->peers,
-                                            .peer_executor = impl->peer_executor.get()},
-                                 options.max_runs);
+  RunContext context{.devices = std::move(devices),
+                     .faults = {&impl->faults, &impl->newton_schulz_fault},
+                     .metrics = impl->metrics.get(),
+                     .limits = LimitsOf(options),
+                     .peers = impl->peers,
+                     .peer_executor = impl->peer_executor.get(),
+                     .observe = {.daemon = NameOf(*impl->peers, options),
+                                 .events = &impl->events,
+                                 .diagnostics_every = options.diagnostics_every,
+                                 .summary_every = options.summary_every}};
+  MUOND_RETURN_IF_ERROR(impl->OpenCheckpoints(options, context));
+  impl->runs = std::make_unique<RunTable>(context, options.max_runs);
+  if (impl->checkpointer != nullptr) impl->checkpointer->Start(impl->runs.get());
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),
@@ -260,6 +328,12 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .daemon_name = options.listen.empty() ? "in-process" : options.listen.front(),
                  .started = absl::Now()});
   impl->peer_service = std::make_unique<PeerService>(impl->runs.get());
+  impl->admin_service = impl->MakeAdminService(options.settings);
+  impl->WatchQueues();
+  impl->checkpoint_service =
+      std::make_unique<CheckpointService>(impl->runs.get(), impl->checkpointer.get());
+  impl->checkpoint_peer_service =
+      std::make_unique<CheckpointPeerService>(impl->runs.get(), impl->checkpointer.get());
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
   MUOND_RETURN_IF_ERROR(impl->ListenForProbes(options.health_address));
   if (!options.metrics_address.empty()) {
@@ -290,6 +364,13 @@ std::string Service::metrics_address() const {
   return impl_->metrics_server == nullptr ? "" : impl_->metrics_server->address();
 }
 
+void Service::OnLogMessage(std::string_view level) {
+  const auto& levels = RowOf(MetricId::kLogMessages).labels[0].values;
+  const auto found = std::find(levels.begin(), levels.end(), level);
+  if (found == levels.end()) return;
+  impl_->metrics->OnLogMessage(static_cast<LogSeverity>(found - levels.begin()));
+}
+
 std::string Service::health_address() const { return impl_->health_address; }
 
 std::string Service::Metrics() { return impl_->metrics->Serialize(); }
@@ -305,13 +386,18 @@ void Service::Stop(absl::Duration grace) {
   if (impl_->stopped) return;
   impl_->stopped = true;
   impl_->SetServing(false);
+  impl_->events.Close();  // watchers would wait for ever
   // Calls in flight end by themselves or are cancelled when the grace is over; only then may runs
   // and the executor go.
   impl_->runs->Drain(absl::UnavailableError("the daemon is shutting down: try again later"));
+  if (impl_->checkpointer != nullptr && grace > absl::ZeroDuration()) {
+    impl_->checkpointer->SaveAll(grace / 2);
+  }
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
   if (impl_->health_server != nullptr) impl_->health_server->Shutdown();
   impl_->metrics_server.reset();
+  if (impl_->checkpointer != nullptr) impl_->checkpointer->Stop();
   impl_->peer_executor.reset();
   StopAll(impl_->executors);
   impl_->runs.reset();

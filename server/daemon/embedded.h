@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,6 +23,13 @@ struct BackendOptions;
 }  // namespace muond::kernels
 
 namespace muond {
+
+// A setting as the operator made it, for those who ask.
+struct ServiceSetting {
+  std::string name;
+  std::vector<std::string> values;
+  std::string source;
+};
 
 struct ServiceOptions {
   std::string backend = "cpu";                 // "auto", "cuda", "cpu" or "reference"
@@ -51,7 +59,16 @@ struct ServiceOptions {
   int peers_expected = 0;
   absl::Duration peer_patience = absl::Seconds(5);
   absl::Duration step_deadline = absl::Seconds(120);  // of Finish calls that name no shorter wait
+  // Checkpoints (run/checkpointer.h); no directory: none.
+  std::string checkpoint_dir;
+  std::int64_t checkpoint_every_steps = 0;
+  absl::Duration checkpoint_every;
+  std::int64_t checkpoint_keep = 3;
+  std::string restore = "latest";
   std::string fault_points;                           // "name[:after[:count]],..."; tests only
+  std::int64_t diagnostics_every = 100;  // steps between sampled diagnostics; 0: none
+  std::int64_t summary_every = 100;      // steps between lines of the log; 0: none
+  std::vector<ServiceSetting> settings;  // what Admin.Settings tells
   // Tests only: the backends, one per device, instead of those that the settings ask for.
   std::function<std::vector<std::unique_ptr<kernels::Backend>>(const kernels::BackendOptions&)>
       make_backends;
@@ -70,6 +87,8 @@ class Service {
   const std::vector<std::string>& addresses() const;
   std::string metrics_address() const;
   std::string health_address() const;  // likewise; empty: off
+  // A line of the log was written: counted. The level's name is spdlog's.
+  void OnLogMessage(std::string_view level);
   // The Prometheus exposition of this moment, as GET /metrics gives it.
   std::string Metrics();
 
@@ -78,7 +97,8 @@ class Service {
   // does not count: step-deadline tells those who wait for it.
   absl::Status CheckAlive(absl::Duration timeout);
 
-  // Health NOT_SERVING, running calls may finish within `grace`, streams are then cancelled.
+  // Health NOT_SERVING; runs are saved where there is a checkpoint directory and any grace; running
+  // calls may finish within `grace`, streams are then cancelled.
   void Stop(absl::Duration grace);
 
  private:

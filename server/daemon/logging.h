@@ -1,12 +1,17 @@
-// The daemon's log: lines on stderr, for people or as JSON.
+// The daemon's log: one line a message on stderr, as text or as JSON objects with run and step.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 
 namespace muond {
 
-// level: debug, info, warning, error. format: text ("2026-01-31 12:00:00.123 info  message") or
-// json (one object per line with ts, level, msg). Both were checked by the configuration.
+// `level` and `format` as in Config, checked there. Once, before any message. Messages of one kind
+// are limited in rate (log_filter.h).
 void SetUpLogging(const std::string& level, const std::string& format);
+
+// Called for each line with the name of its level, until it is replaced; null: nobody.
+void SetLogListener(std::function<void(std::string_view level)> listener);
 
 }  // namespace muond

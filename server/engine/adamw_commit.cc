@@ -3,6 +3,9 @@
 #include <chrono>
 
 #include "absl/strings/str_format.h"
+#include "proto/check.h"
+#include "server/engine/adamw_sample.h"
+#include "server/engine/note_momentum.h"
 #include "server/engine/rules.h"
 
 namespace muond {
@@ -31,18 +34,28 @@ absl::Status AdamWCommit::Run(const std::vector<int>& states, CommitReport& repo
          .state = {.w = state.weight, .exp_avg = state.momentum, .exp_avg_sq = state.exp_avg_sq}});
   }
   std::vector<kernels::AdamWScan> scans(jobs.size());
+  AdamWSample sample(engine_, request_, states);
+  if (request_.sample) MUOND_RETURN_IF_ERROR(sample.Before());
   if (auto error = engine_.backend_.AdamW(jobs, scans)) {
     return absl::InternalError(absl::StrFormat("AdamW: %s", error.message()));
   }
+  if (request_.sample) MUOND_RETURN_IF_ERROR(sample.After(report));
   for (std::size_t i = 0; i < states.size(); ++i) {
     ShardState& state = engine_.states_[states[i]];
+    const kernels::AdamWRule& rule = jobs[i].rule;
+    NoteMomentum(state, rule.beta1, (1 - rule.beta1) * rule.gradient_scale,
+                 scans[i].exp_avg.sum_squares, report);
     state.weight_scan = scans[i].weight;
     state.momentum_scan = scans[i].exp_avg;
     state.exp_avg_sq_scan = scans[i].exp_avg_sq;
     ++state.t;
   }
-  report.adamw_seconds +=
+  const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.adamw_seconds += seconds;
+  if (!states.empty()) {
+    report.diagnostics.spans.push_back(SpanUntilNow("adamw", engine_.device_, seconds));
+  }
   return absl::OkStatus();
 }
 

@@ -136,11 +136,8 @@ absl::Status Engine::AllocateStates() {
     if (device) need.gradients += bytes;
     state_bytes_ +=
         static_cast<std::int64_t>(sizeof(float)) * state.elements * (state.muon() ? 2 : 3);
-    for (const MatrixBlock& block : state.matrices) {
-      need.in_calls =
-          std::max(need.in_calls, backend_.NewtonSchulzScratchBytes(block.rows, block.cols));
-    }
   }
+  need.in_calls = MuonCommit::NewtonSchulzBytes(states_, backend_);
   need.scratch = std::max(MuonCommit::ScratchBytes(states_, backend_),
                           device ? kDeviceScratchBytes : std::size_t{0});
   // Asked before anything is taken: other runs on the device must not feel the attempt.
@@ -215,7 +212,10 @@ absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
     (state.muon() ? muon : adamw).push_back(i);
   }
   CommitReport report;
+  report.diagnostics.sampled = request.sample;
+  CountStale(request, report.diagnostics);
   MUOND_RETURN_IF_ERROR(AdamWCommit(*this, request).Run(adamw, report));
+  faults_.StopHere(FaultPoint::kStopInCommit);
   if (faults_.Fire(FaultPoint::kFailCommit)) return absl::InternalError("commit: injected fault");
   MUOND_RETURN_IF_ERROR(MuonCommit(*this, request).Run(muon, report));
   if (faults_.Fire(FaultPoint::kMomentumNan) && !muon.empty()) {
@@ -223,6 +223,17 @@ absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
   }
   Discard();
   return report;
+}
+
+void Engine::CountStale(const CommitRequest& request, CommitDiagnostics& diagnostics) {
+  for (ShardState& state : states_) {
+    if (state.elements == 0) continue;
+    const bool present = request.absent.count(state.parameter) == 0 && state.gradient_max > 0;
+    state.idle_steps = present ? 0 : state.idle_steps + 1;
+    diagnostics.stale += state.idle_steps >= kStaleSteps;
+    if (!present) continue;
+    Enter(diagnostics.gradient_norms, std::sqrt(state.gradient_sum_squares), state.parameter);
+  }
 }
 
 // What the fault point asks for: a momentum that is damaged, and known to be.
@@ -240,6 +251,7 @@ void Engine::Discard() {
     state.gradient_layer.reset();
     state.gradient = {};
     state.gradient_max = 0;
+    state.gradient_sum_squares = 0;
     state.reduced = false;
   }
 }
@@ -257,7 +269,7 @@ absl::Status Engine::Reset() {
     }
   }
   for (ShardState& state : states_) {
-    state.t = 0;
+    state.t = state.idle_steps = 0;
     state.initialized = {};
     state.weight_scan = state.momentum_scan = state.exp_avg_sq_scan = {};
   }

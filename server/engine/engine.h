@@ -30,8 +30,10 @@
 #include "proto/shard.h"
 #include "proto/values.h"
 #include "server/engine/buffer.h"
+#include "server/engine/diagnostics.h"
 #include "server/engine/digest.h"
 #include "server/engine/shard_state.h"
+#include "server/engine/state_copy.h"
 #include "server/engine/upload_pack.h"
 #include "server/faults/fault_points.h"
 #include "server/registry/plan.h"
@@ -64,6 +66,7 @@ struct ReducedGradient {
   bool layers_free = false;
   // That a batch of reductions took, in its first result; 0 in the others.
   double seconds = 0;
+  int device = 0;  // that it took them on
 };
 
 struct CommitRequest {
@@ -71,6 +74,7 @@ struct CommitRequest {
   std::set<int> absent;  // state indices that keep every byte
   HyperparametersByGroup muon;
   HyperparametersByGroup adamw;
+  bool sample = false;  // compute the diagnostics that cost products and passes of their own
 };
 
 // What a commit did, for the outcome, the metrics and the log.
@@ -79,10 +83,11 @@ struct CommitReport {
   std::int64_t newton_schulz_fallbacks = 0;
   std::int64_t zero_inputs = 0;
   struct Group {
-    std::int64_t ns_calls = 0, ns_zero = 0, ns_fallback = 0, updates = 0;
+    std::int64_t ns_calls = 0, ns_zero = 0, ns_fallback = 0, ns_low_rank = 0, updates = 0;
   };
   std::map<std::string, Group> groups;
   double momentum_seconds = 0, newton_schulz_seconds = 0, apply_seconds = 0, adamw_seconds = 0;
+  CommitDiagnostics diagnostics;
   // Not empty: a matrix could not be orthogonalized, and state is not to be trusted.
   std::string failure;
 };
@@ -118,6 +123,9 @@ struct EngineFaults {
   FaultInjector* points = nullptr;
   kernels::NewtonSchulzFault* newton_schulz = nullptr;  // the backend's, counted up by the points
   bool Fire(FaultPoint point) const { return points != nullptr && points->Fire(point); }
+  void StopHere(FaultPoint point) const {
+    if (points != nullptr) points->StopHere(point);
+  }
 };
 
 class Engine {
@@ -169,6 +177,13 @@ class Engine {
   // What digests are made of (digest.h).
   absl::StatusOr<std::vector<ShardHashes>> HashShards() const;
 
+  // Memory for a copy of all state here, contents undefined; any thread.
+  StateCopy MakeStateCopy() const;
+  absl::Status CopyState(StateCopy& copy) const;
+  // Takes over all state, t included, and scans it. `copy` as MakeStateCopy made it, filled.
+  absl::Status RestoreState(const StateCopy& copy);
+  int device() const { return device_; }
+
   ParameterFacts Facts(int parameter) const;
   StateHealth Health() const;
   std::int64_t state_bytes() const { return state_bytes_; }
@@ -179,6 +194,7 @@ class Engine {
  private:
   friend class MuonCommit;
   friend class AdamWCommit;
+  friend class AdamWSample;
   Engine(kernels::Backend& backend, const RunSpec& spec, const Routing& routing,
          const LocalShards& shards, int device, EngineFaults faults);
   absl::Status BindShards();
@@ -194,6 +210,7 @@ class Engine {
                         Dtype dtype, char* out);
   bool CouldOverflow(const ShardState& state, double gradient_max) const;
   absl::Status PoisonMomentum(ShardState& state);
+  void CountStale(const CommitRequest& request, CommitDiagnostics& diagnostics);
   std::span<ShardState> ShardsOf(int parameter);
   std::span<const ShardState> ShardsOf(int parameter) const;
 

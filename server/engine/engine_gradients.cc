@@ -1,5 +1,6 @@
 // Gradients of the step in flight: to where the backend can read them, summed, scanned.
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
@@ -39,6 +40,8 @@ absl::StatusOr<std::vector<ReducedGradient>> Engine::Reduce(
     for (ShardState& state : ShardsOf(requests[i].state)) {
       state.reduced = true;
       state.gradient_max = scan->max_abs;
+      state.gradient_sum_squares =
+          std::accumulate(scan->block_sums.begin(), scan->block_sums.end(), 0.0);
       result.nonfinite += static_cast<std::int64_t>(scan->nonfinite);
       result.max_abs = std::max(result.max_abs, scan->max_abs);
       result.block_sums.insert(result.block_sums.end(), scan->block_sums.begin(),
@@ -69,6 +72,7 @@ absl::Status Engine::BringGradients(std::span<const ReduceRequest> requests) {
 
 absl::Status Engine::BringGradient(ShardState& state, const ReduceRequest& request,
                                    UploadPack& pack) {
+  faults_.StopHere(FaultPoint::kStopInReduce);
   if (faults_.Fire(FaultPoint::kFailReduce)) {
     return absl::InternalError(
         absl::StrFormat("parameter \"%s\": reduce gradient: injected fault", state.spec->name));

@@ -7,37 +7,10 @@
 #include <utility>
 
 #include "proto/check.h"
+#include "server/engine/engines_post.h"
 
 namespace muond {
 namespace {
-
-// The first that is not OK, in the order of the devices.
-absl::Status First(const std::vector<absl::Status>& statuses) {
-  for (const absl::Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status First(const std::vector<absl::StatusOr<T>>& results) {
-  for (const auto& result : results) {
-    if (!result.ok()) return result.status();
-  }
-  return absl::OkStatus();
-}
-
-void Merge(const StateHealth& part, StateHealth& whole) {
-  for (const auto& [name, group] : part.groups) {
-    StateHealth::Group& sum = whole.groups[name];
-    sum.muon_sum_squares += group.muon_sum_squares;
-    sum.momentum_sum_squares += group.momentum_sum_squares;
-    sum.weight_sum_squares += group.weight_sum_squares;
-  }
-  whole.nonfinite_momentum += part.nonfinite_momentum;
-  whole.nonfinite_second_moment += part.nonfinite_second_moment;
-  whole.nonfinite_weight += part.nonfinite_weight;
-}
 
 // Devices work side by side: a phase lasts as long as on the slowest.
 void Merge(const CommitReport& part, CommitReport& whole) {
@@ -49,12 +22,14 @@ void Merge(const CommitReport& part, CommitReport& whole) {
     sum.ns_calls += group.ns_calls;
     sum.ns_zero += group.ns_zero;
     sum.ns_fallback += group.ns_fallback;
+    sum.ns_low_rank += group.ns_low_rank;
     sum.updates += group.updates;
   }
   whole.momentum_seconds = std::max(whole.momentum_seconds, part.momentum_seconds);
   whole.newton_schulz_seconds = std::max(whole.newton_schulz_seconds, part.newton_schulz_seconds);
   whole.apply_seconds = std::max(whole.apply_seconds, part.apply_seconds);
   whole.adamw_seconds = std::max(whole.adamw_seconds, part.adamw_seconds);
+  Merge(part.diagnostics, whole.diagnostics);
   if (whole.failure.empty()) whole.failure = part.failure;
 }
 
@@ -72,6 +47,7 @@ void Merge(const ReducedGradient& part, ReducedGradient& whole) {
   whole.state_overflow = whole.state_overflow || part.state_overflow;
   whole.layers_free = whole.layers_free && part.layers_free;
   whole.seconds += part.seconds;
+  if (part.seconds > 0) whole.device = part.device;
 }
 
 }  // namespace
@@ -126,29 +102,6 @@ absl::StatusOr<std::unique_ptr<Engines>> Engines::Create(
 void Engines::Post(int device, std::function<void(Engine&)> job) {
   devices_[device].executor->Post(
       [this, device, keep = owner_.lock(), job = std::move(job)] { job(*engines_[device]); });
-}
-
-// Calls `done` with the results in the order of `devices`, on the thread of the last.
-template <typename Result>
-void Engines::PostTo(const std::vector<int>& devices, std::function<Result(Engine&)> work,
-                     std::function<void(std::vector<Result>)> done) {
-  struct State {
-    std::function<Result(Engine&)> work;
-    std::function<void(std::vector<Result>)> done;
-    std::vector<Result> results;
-    std::atomic<int> open;
-  };
-  auto state = std::make_shared<State>();
-  state->work = std::move(work);
-  state->done = std::move(done);
-  state->results.resize(devices.size());
-  state->open = static_cast<int>(devices.size());
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    Post(devices[i], [state, i](Engine& engine) {
-      state->results[i] = state->work(engine);
-      if (--state->open == 0) state->done(std::move(state->results));
-    });
-  }
 }
 
 std::vector<int> Engines::All() const {
@@ -281,6 +234,7 @@ void Engines::RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch) {
   if (results.ok()) {
     results->front().seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    results->front().device = device;
   }
   for (std::size_t i = 0; i < batch->reductions.size(); ++i) {
     Reduction& reduction = *batch->reductions[i];

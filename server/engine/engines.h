@@ -73,6 +73,14 @@ class Engines {
             std::function<absl::Status()> check, Done done);
   void HashShards(std::function<void(absl::StatusOr<std::vector<ShardHashes>>)> done);
   // facts[i] is about parameters[i].
+  // -- Checkpoints
+  // Memory for copies of all state here, contents undefined; any thread.
+  std::shared_ptr<StateCopies> MakeStateCopies() const;
+  void CopyState(std::shared_ptr<StateCopies> copies, Done done);
+  // As Engine::RestoreState.
+  void RestoreState(std::shared_ptr<const StateCopies> copies,
+                    std::function<void(const absl::StatusOr<StateHealth>&)> done);
+
   void Facts(std::vector<int> parameters, std::function<void(std::vector<ParameterFacts>)> done);
 
  private:

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "server/engine/note_momentum.h"
 #include "server/engine/rules.h"
 
 namespace muond {
@@ -16,9 +18,13 @@ using Clock = std::chrono::steady_clock;
 // U of a parameter and O of a matrix begin at multiples of this many elements.
 constexpr std::int64_t kAlignment = 64;
 
-void AddSeconds(double& total, Clock::time_point& since) {
+// Ends a phase: it lasted since `since`, and the next one begins.
+void EndPhase(const char* phase, int device, double* total, Clock::time_point& since,
+              CommitReport& report) {
   const auto now = Clock::now();
-  total += std::chrono::duration<double>(now - since).count();
+  const double seconds = std::chrono::duration<double>(now - since).count();
+  if (total != nullptr) *total += seconds;
+  report.diagnostics.spans.push_back(SpanUntilNow(phase, device, seconds));
   since = now;
 }
 
@@ -46,6 +52,30 @@ std::int64_t Footprint(const ShardState& state) {
 
 std::int64_t BatchElements(const kernels::Backend& backend) {
   return backend.host_memory() ? kMuonBatchElements : kMuonDeviceBatchElements;
+}
+
+// What the residual would tell, for free and at every call; a redone result has told already.
+bool IsLowRank(const kernels::NewtonSchulzResult& result, std::int64_t k) {
+  return !result.zero_input && !result.fallback && !result.failed &&
+         result.output_norm * result.output_norm < kLowRankShare * static_cast<double>(k);
+}
+
+// The states that share scratch, in their order.
+std::vector<std::vector<int>> BatchesOf(const std::vector<ShardState>& states,
+                                        const std::vector<int>& indexes,
+                                        const kernels::Backend& backend) {
+  std::vector<std::vector<int>> batches;
+  std::int64_t elements = 0;
+  for (int index : indexes) {
+    const std::int64_t more = Footprint(states[index]);
+    if (batches.empty() || elements + more > BatchElements(backend)) {
+      batches.emplace_back();
+      elements = 0;
+    }
+    batches.back().push_back(index);
+    elements += more;
+  }
+  return batches;
 }
 
 // Scans of parts of one tensor, combined in the order of the parts.
@@ -78,34 +108,51 @@ std::size_t MuonCommit::ScratchBytes(const std::vector<ShardState>& states,
          (packed ? 3 : 2);
 }
 
-absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
-  std::vector<int> batch;
-  std::int64_t elements = 0;
-  for (int index : states) {
-    const std::int64_t more = Footprint(engine_.states_[index]);
-    if (!batch.empty() && elements + more > BatchElements(engine_.backend_)) {
-      MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
-      if (!report.failure.empty()) return absl::OkStatus();
-      batch.clear();
-      elements = 0;
-    }
-    batch.push_back(index);
-    elements += more;
+std::size_t MuonCommit::NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                          const kernels::Backend& backend) {
+  std::vector<int> muon;
+  for (int i = 0; i < std::ssize(states); ++i) {
+    if (states[i].muon() && states[i].elements > 0) muon.push_back(i);
   }
-  return batch.empty() ? absl::OkStatus() : RunBatch(batch, report);
+  std::size_t bytes = 0;
+  for (const std::vector<int>& batch : BatchesOf(states, muon, backend)) {
+    std::map<const kernels::NewtonSchulzRule*, std::vector<kernels::MatrixShape>> calls;
+    for (int index : batch) {
+      for (const MatrixBlock& block : states[index].matrices) {
+        calls[states[index].newton_schulz].push_back({block.rows, block.cols});
+      }
+    }
+    for (const auto& [rule, shapes] : calls) {
+      bytes = std::max(bytes, backend.NewtonSchulzScratchBytes(shapes, *rule));
+    }
+  }
+  return bytes;
+}
+
+absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
+  for (const std::vector<int>& batch : BatchesOf(engine_.states_, states, engine_.backend_)) {
+    MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
+    if (!report.failure.empty()) break;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& report) {
   auto clock = Clock::now();
   Batch batch{.states = states};
   LayOut(batch);
-  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch));
-  AddSeconds(report.momentum_seconds, clock);
+  const int device = engine_.device_;
+  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch, report));
+  EndPhase("momentum", device, &report.momentum_seconds, clock, report);
   MUOND_RETURN_IF_ERROR(OrthogonalizeAll(batch, report));
-  AddSeconds(report.newton_schulz_seconds, clock);
+  EndPhase("newton_schulz", device, &report.newton_schulz_seconds, clock, report);
   if (!report.failure.empty()) return absl::OkStatus();
   MUOND_RETURN_IF_ERROR(ApplyAll(batch, report));
-  AddSeconds(report.apply_seconds, clock);
+  EndPhase("apply", device, &report.apply_seconds, clock, report);
+  if (request_.sample) {
+    MUOND_RETURN_IF_ERROR(MeasureResiduals(batch, report));
+    EndPhase("diagnose", device, nullptr, clock, report);
+  }
   return absl::OkStatus();
 }
 
@@ -116,6 +163,8 @@ void MuonCommit::LayOut(Batch& batch) const {
   char* u = static_cast<char*>(engine_.scratch_.data());
   char* o = u + elements * element_bytes_;
   char* packed = o + elements * element_bytes_;
+  batch.u = u;
+  batch.from_o_to_u = u - o;
   for (int index : batch.states) {
     const ShardState& state = engine_.states_[index];
     batch.momenta.push_back(MomentumJobOf(state, u));
@@ -157,13 +206,18 @@ kernels::MomentumJob MuonCommit::MomentumJobOf(const ShardState& state, char* u)
                                        MuonInputBound(state.Maxima(), state.gradient_max, rule))};
 }
 
-absl::Status MuonCommit::UpdateMomenta(const Batch& batch) {
+absl::Status MuonCommit::UpdateMomenta(const Batch& batch, CommitReport& report) {
   std::vector<kernels::StateScan> scans(batch.states.size());
   if (auto error = engine_.backend_.Momentum(batch.momenta, scans)) {
     return KernelError("momentum", error);
   }
   for (std::size_t i = 0; i < scans.size(); ++i) {
-    engine_.states_[batch.states[i]].momentum_scan = scans[i];
+    ShardState& state = engine_.states_[batch.states[i]];
+    const kernels::MomentumRule& rule = batch.momenta[i].rule;
+    const bool ema = rule.form == kernels::MomentumForm::kEma;
+    NoteMomentum(state, rule.beta, (ema ? 1 - rule.beta : 1) * rule.gradient_scale,
+                 scans[i].sum_squares, report);
+    state.momentum_scan = scans[i];
   }
   if (batch.gathers.empty()) return absl::OkStatus();
   if (auto error = engine_.backend_.Copy(batch.gathers)) return KernelError("gather rows", error);
@@ -171,7 +225,9 @@ absl::Status MuonCommit::UpdateMomenta(const Batch& batch) {
 }
 
 // Groups may differ in coefficients: the matrices of one group go in one call.
-absl::Status MuonCommit::OrthogonalizeAll(const Batch& batch, CommitReport& report) {
+absl::Status MuonCommit::OrthogonalizeAll(Batch& batch, CommitReport& report) {
+  batch.output_norms.resize(batch.parts.size());
+  batch.o_scales.assign(batch.matrices.size(), 1);
   std::vector<std::pair<const GroupSpec*, std::vector<std::size_t>>> groups;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const GroupSpec* group = engine_.states_[batch.parts[i].state].group;
@@ -187,7 +243,7 @@ absl::Status MuonCommit::OrthogonalizeAll(const Batch& batch, CommitReport& repo
   return absl::OkStatus();
 }
 
-absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
                                        CommitReport& report) {
   const ShardState& first = engine_.states_[batch.parts[members[0]].state];
   std::vector<kernels::MatrixJob> jobs;
@@ -204,9 +260,12 @@ absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std
   CommitReport::Group& group = report.groups[first.group->name];
   for (std::size_t i = 0; i < results.size(); ++i) {
     const kernels::NewtonSchulzResult& result = results[i];
+    batch.o_scales[members[i]] = result.o_scale;
     ++report.newton_schulz_calls;
     report.zero_inputs += result.zero_input;
     report.newton_schulz_fallbacks += result.fallback;
+    batch.output_norms[members[i]] = result.output_norm;
+    group.ns_low_rank += IsLowRank(result, std::min(jobs[i].rows, jobs[i].cols));
     group.ns_zero += result.zero_input;
     group.ns_fallback += result.fallback;
     ++group.ns_calls;
@@ -223,6 +282,7 @@ absl::Status MuonCommit::Orthogonalize(const Batch& batch, const std::vector<std
 absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
   std::vector<kernels::ApplyJob> jobs;
   std::vector<int> states;  // of each job
+  std::map<int, double> update_squares;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const ShardState& state = engine_.states_[batch.parts[i].state];
     const MatrixBlock& block = *batch.parts[i].block;
@@ -230,13 +290,14 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
     const double factor =
         ShapeFactorOf(state.group->shape_factor, state.group->extra_factor, block.rows, block.cols);
     const char* o = static_cast<const char*>(batch.matrices[i].o);
+    update_squares[batch.parts[i].state] += std::pow(now.lr * factor * batch.output_norms[i], 2);
     for (const RowRange& range : block.ranges) {
       const std::size_t count = range.count * block.cols;
       jobs.push_back({.w = state.weight + range.begin * block.cols,
                       .o = o,
                       .elements = count,
                       .decay = DecayFactor(*state.group, now),
-                      .step = now.lr * factor});
+                      .step = now.lr * factor * batch.o_scales[i]});
       states.push_back(batch.parts[i].state);
       o += count * element_bytes_;
     }
@@ -245,6 +306,7 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
   if (auto error = engine_.backend_.Apply(jobs, scans)) return KernelError("apply", error);
   for (int index : batch.states) {
     ShardState& state = engine_.states_[index];
+    NoteUpdate(state, update_squares[index], report);
     state.weight_scan = {};
     ++state.t;
     ++report.groups[state.group->name].updates;

@@ -17,6 +17,9 @@ class MuonCommit {
   // dtype, and a packed copy of U where a row split gathers rows.
   static std::size_t ScratchBytes(const std::vector<ShardState>& states,
                                   const kernels::Backend& backend);
+  // Bytes that the backend's Newton-Schulz takes meanwhile.
+  static std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                       const kernels::Backend& backend);
 
   // Applies the step to `states` (indices of Muon states, all reduced). A matrix that can't be
   // orthogonalized stops the run: report.failure says which; its weights are left as they were.
@@ -34,15 +37,24 @@ class MuonCommit {
     std::vector<kernels::MomentumJob> momenta;  // one per state
     std::vector<kernels::CopyJob> gathers;
     std::vector<kernels::MatrixJob> matrices;  // one per part
+    std::vector<double> o_scales;              // likewise
     std::vector<Part> parts;
+    std::vector<double> output_norms = {};  // |O|_F of each part
+    // U of the batch, and the distance from a matrix's O to what may be overwritten of U once all
+    // is orthogonalized.
+    char* u = nullptr;
+    std::ptrdiff_t from_o_to_u = 0;
   };
   absl::Status RunBatch(const std::vector<int>& states, CommitReport& report);
   void LayOut(Batch& batch) const;
   kernels::MomentumJob MomentumJobOf(const ShardState& state, char* u) const;
-  absl::Status UpdateMomenta(const Batch& batch);
-  absl::Status OrthogonalizeAll(const Batch& batch, CommitReport& report);
-  absl::Status Orthogonalize(const Batch& batch, const std::vector<std::size_t>& members,
+  absl::Status UpdateMomenta(const Batch& batch, CommitReport& report);
+  absl::Status OrthogonalizeAll(Batch& batch, CommitReport& report);
+  absl::Status Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
                              CommitReport& report);
+  // Of a sampled commit, after OrthogonalizeAll: overwrites U.
+  absl::Status MeasureResiduals(const Batch& batch, CommitReport& report);
+  void NoteUpdate(const ShardState& state, double update_squares, CommitReport& report);
   absl::Status ApplyAll(const Batch& batch, CommitReport& report);
 
   Engine& engine_;

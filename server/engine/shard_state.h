@@ -25,6 +25,7 @@ struct ShardState {
   std::int64_t packed = 0;
   std::vector<MatrixBlock> matrices;  // row ranges counted from `first`; Muon only
   std::int64_t t = 0;                 // applied steps of this parameter
+  std::int64_t idle_steps = 0;        // applied steps since its last gradient that was not zero
 
   // In the backend's memory, each `elements` fp32 values, row-major; the engine owns it.
   float* weight = nullptr;      // master weights
@@ -52,6 +53,7 @@ struct ShardState {
   std::shared_ptr<StagingBuffer> gradient_layer;  // the layer that `gradient` reads in place
   kernels::GradientView gradient;
   double gradient_max = 0;
+  double gradient_sum_squares = 0;
   bool reduced = false;
 
   bool muon() const { return routed->algorithm == Algorithm::kMuon; }

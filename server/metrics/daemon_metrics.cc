@@ -18,18 +18,47 @@ std::size_t At(Enum value) {
   return static_cast<std::size_t>(value);
 }
 
+// With these alerts reckon, or every client meets them some time.
+constexpr absl::StatusCode kCommonCodes[] = {
+    absl::StatusCode::kOk,
+    absl::StatusCode::kCancelled,
+    absl::StatusCode::kUnknown,
+    absl::StatusCode::kInvalidArgument,
+    absl::StatusCode::kDeadlineExceeded,
+    absl::StatusCode::kFailedPrecondition,
+    absl::StatusCode::kUnavailable,
+    absl::StatusCode::kInternal};
+
 }  // namespace
 
-RpcMetrics::RpcMetrics(MetricFamilies* families, const LabelValues& method)
+RpcMetrics::RpcMetrics(MetricFamilies* families, LabelValues method, std::atomic<int>* rare)
     : series_(families),
-      started_(series_.AddCounter(kGrpcServerStarted, method)),
-      handled_(series_.AddCounters(kGrpcServerHandled, method)),
-      handling_(series_.AddHistogram(kGrpcServerHandling, method)) {}
+      method_(std::move(method)),
+      rare_(rare),
+      started_(series_.AddCounter(kGrpcServerStarted, method_)),
+      handled_(RowOf(kGrpcServerHandled).labels.back().values.size()),
+      handling_(series_.AddHistogram(kGrpcServerHandling, method_)) {
+  for (const absl::StatusCode code : kCommonCodes) Make(At(code));
+}
+
+void RpcMetrics::Make(std::size_t code) {
+  LabelValues values = method_;
+  values.emplace_back(RowOf(kGrpcServerHandled).labels.back().values[code]);
+  handled_[code] = series_.AddCounter(kGrpcServerHandled, values);
+}
+
+prometheus::Counter* RpcMetrics::HandledAs(std::size_t code) {
+  std::lock_guard lock(mutex_);
+  if (code >= handled_.size()) code = At(absl::StatusCode::kUnknown);
+  if (handled_[code] == nullptr) {
+    if (rare_->fetch_add(1) >= kRareCodeSeries) return handled_[At(absl::StatusCode::kUnknown)];
+    Make(code);
+  }
+  return handled_[code];
+}
 
 void RpcMetrics::OnHandled(absl::StatusCode code, absl::Duration elapsed) {
-  const std::size_t index = static_cast<std::size_t>(code);
-  const std::size_t unknown = static_cast<std::size_t>(absl::StatusCode::kUnknown);
-  handled_[index < handled_.size() ? index : unknown]->Increment();
+  HandledAs(At(code))->Increment();
   handling_->Observe(std::max(0.0, absl::ToDoubleSeconds(elapsed)));
 }
 
@@ -38,7 +67,9 @@ DaemonMetrics::DaemonMetrics(const BuildInfo& build, const BackendInfo& backend)
       series_(families_.get()),
       ready_(series_.AddGauge(kReady)),
       log_messages_(series_.AddCounters(kLogMessages)),
-      phases_(series_.AddHistograms(kStepPhase)) {
+      phases_(series_.AddHistograms(kStepPhase)),
+      queues_(series_.AddGauges(kQueueDepth)),
+      peer_rtt_(series_.AddHistogram(kPeerRtt)) {
   series_.AddGauge(kBuildInfo, {build.version, build.revision, build.cuda, build.compiler})->Set(1);
   for (std::size_t device = 0; device < backend.models.size(); ++device) {
     const std::string& model = backend.models[device];
@@ -81,6 +112,10 @@ void DaemonMetrics::OnTransportError(TransportPath path, TransportError reason) 
   transport_errors_[At(path)][At(reason)]->Increment();
 }
 
+void DaemonMetrics::ObservePeerRtt(absl::Duration elapsed) {
+  peer_rtt_->Observe(std::max(0.0, absl::ToDoubleSeconds(elapsed)));
+}
+
 void DaemonMetrics::AddMemory(MemoryKind kind, std::int64_t bytes) {
   memory_[At(kind)]->Increment(static_cast<double>(bytes));
 }
@@ -90,12 +125,16 @@ RpcMetrics& DaemonMetrics::Rpc(const std::string& service, const std::string& me
   std::lock_guard lock(mutex_);
   auto& slot = rpcs_[{type, service, method}];
   if (slot == nullptr) {
-    slot = std::make_unique<RpcMetrics>(families_.get(), LabelValues{type, service, method});
+    slot = std::make_unique<RpcMetrics>(families_.get(), LabelValues{type, service, method},
+                                        &rare_codes_);
   }
   return *slot;
 }
 
 std::string DaemonMetrics::Serialize() const {
+  for (std::size_t i = 0; queue_depth_ != nullptr && i < queues_.size(); ++i) {
+    queues_[i]->Set(queue_depth_(static_cast<QueueKind>(i)));
+  }
   std::vector<prometheus::MetricFamily> families = families_->registry().Collect();
   for (prometheus::MetricFamily& family : CollectProcessMetrics()) {
     families.push_back(std::move(family));

@@ -4,12 +4,15 @@
 // scrape on. Thread-safe. The text is the Prometheus exposition format 0.0.4.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -43,21 +46,31 @@ enum class TransportDirection : std::uint8_t { kReceived, kSent };
 enum class TransportError : std::uint8_t {
   kTimeout, kReset, kChecksum, kProtocol, kVersion, kNoMemory
 };
+enum class QueueKind : std::uint8_t { kDevice, kPeer };
 enum class MemoryKind : std::uint8_t { kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging };
 
-// The grpc_server_* series of one method, all status codes at 0 from the start.
+// The grpc_server_* series of one method: the status codes that calls commonly end with at 0 from
+// the start, a rare one from its first call on. `rare` counts those of all methods: beyond
+// kRareCodeSeries they are counted as Unknown, so that the daemon's series stay bounded.
+inline constexpr int kRareCodeSeries = 64;
 class RpcMetrics {
  public:
-  RpcMetrics(MetricFamilies* families, const LabelValues& method);
+  RpcMetrics(MetricFamilies* families, LabelValues method, std::atomic<int>* rare);
 
   void OnStarted() { started_->Increment(); }
   // `elapsed` is the time since the start of the call.
   void OnHandled(absl::StatusCode code, absl::Duration elapsed);
 
  private:
+  void Make(std::size_t code);
+  prometheus::Counter* HandledAs(std::size_t code);
+
+  std::mutex mutex_;  // of series_ and handled_
   SeriesSet series_;
+  const LabelValues method_;
+  std::atomic<int>* const rare_;
   prometheus::Counter* started_;
-  std::vector<prometheus::Counter*> handled_;  // by status code
+  std::vector<prometheus::Counter*> handled_;  // by status code; null: none ended so yet
   prometheus::Histogram* handling_;
 };
 
@@ -76,6 +89,11 @@ class DaemonMetrics {
   // One payload message of `bytes` bytes went in or out.
   void OnTransfer(TransportPath path, TransportDirection direction, std::int64_t bytes);
   void OnTransportError(TransportPath path, TransportError reason);
+
+  // Another daemon answered a vote after this long.
+  void ObservePeerRtt(absl::Duration elapsed);
+  // Asked at each exposition: how many jobs wait. Set once, before the first.
+  void SetQueueDepth(std::function<double(QueueKind)> depth) { queue_depth_ = std::move(depth); }
 
   // Runs add what they allocate and subtract what they free; the gauge is the sum.
   void AddMemory(MemoryKind kind, std::int64_t bytes);
@@ -98,9 +116,12 @@ class DaemonMetrics {
   // By path, then by direction or reason.
   std::vector<std::vector<prometheus::Counter*>> transport_bytes_, transport_messages_,
       transport_errors_;
-  std::vector<prometheus::Gauge*> memory_;
+  std::vector<prometheus::Gauge*> memory_, queues_;
+  prometheus::Histogram* peer_rtt_;
+  std::function<double(QueueKind)> queue_depth_;
 
   std::mutex mutex_;  // of rpcs_
+  std::atomic<int> rare_codes_{0};
   std::map<std::tuple<std::string, std::string, std::string>, std::unique_ptr<RpcMetrics>> rpcs_;
 };
 

@@ -26,13 +26,19 @@ using Samples = std::map<std::string, double>;
 const BuildInfo kBuild{"0.1.0", "abc123", "none", "g++ 12.2.0"};
 
 const std::vector<std::string> kMethods = {"Register", "Initialize", "Begin", "Push", "Finish",
-                                           "Skip", "Pull", "Close", "Status", "DescribeParameters",
-                                           "Digest"};
+                                           "Skip", "Pull", "Close", "RaiseGeneration", "Status",
+                                           "DescribeParameters", "Digest"};
 
 // A daemon as it serves: all methods known.
 std::unique_ptr<DaemonMetrics> MakeDaemon() {
   auto metrics = std::make_unique<DaemonMetrics>(kBuild);
   for (const std::string& method : kMethods) metrics->Rpc("muond.v1.Optimizer", method, "unary");
+  for (const char* method : {"Watch", "LastSteps", "Settings", "Drain"}) {
+    metrics->Rpc("muond.v1.Admin", method, "unary");
+  }
+  for (const char* method : {"Hello", "Vote", "Prepare", "Raise", "StateHashes"}) {
+    metrics->Rpc("muond.v1.Peer", method, "unary");
+  }
   metrics->Rpc("grpc.health.v1.Health", "Check", "unary");
   metrics->Rpc("grpc.health.v1.Health", "Watch", "server_stream");
   return metrics;
@@ -127,6 +133,12 @@ TEST(DaemonMetrics, ReportsTheProcess) {
 // observability.md's budget: what a scrape costs is known beforehand.
 TEST(DaemonMetrics, StaysWithinTheSeriesBudget) {
   const auto metrics = MakeDaemon();
+  for (const std::string& method : kMethods) {  // every call, ended in every way there is
+    for (int code = 0; code <= 16; ++code) {
+      metrics->Rpc("muond.v1.Optimizer", method, "unary")
+          .OnHandled(static_cast<absl::StatusCode>(code), absl::ZeroDuration());
+    }
+  }
   const std::size_t daemon = CountPlainSeries(Scrape(*metrics));
   EXPECT_LE(daemon, 400u);
   const auto bare = metrics->OpenRun({.run = "bare", .loss_scale_min = 1});
@@ -151,6 +163,14 @@ TEST(DaemonMetrics, Litellm27272_SeriesDoNotGrowWithParametersStepsOrGroups) {
         run->OnStepBegin(absl::UnixEpoch());
         run->OnOutcome(Applied(step), RunMetrics::ScaleMove::kNone,
                        absl::UnixEpoch());
+        const std::vector<double> values(parameters, 0.5);
+        run->ObserveMeasures(
+            0, {.cosines = values, .update_ratios = values, .residuals = values});
+        for (const auto measure : {RunMetrics::Measure::kResidual,
+                                   RunMetrics::Measure::kUpdateRatio,
+                                   RunMetrics::Measure::kGradNorm}) {
+          run->SetWorst(measure, values);
+        }
       }
       runs.push_back(std::move(run));
     }

@@ -21,6 +21,21 @@ std::vector<double> RpcBuckets() {
   return {0.0001, 0.0004, 0.0016, 0.0064, 0.0256, 0.1024, 0.4096, 1.6384, 6.5536, 26.2144};
 }
 
+// -1 to 1, finer at the ends, where gradients repeat momentum or contradict it.
+std::vector<double> CosineBuckets() {
+  return {-0.95, -0.75, -0.5, -0.3, -0.15, -0.05, 0.05, 0.15, 0.3, 0.5, 0.75, 0.95};
+}
+// By half decades: healthy training lies around 1e-3.
+std::vector<double> RatioBuckets() {
+  return {1e-6,   3.16e-6, 1e-5,   3.16e-5, 1e-4,   3.16e-4, 1e-3,
+          3.16e-3, 0.01,   0.0316, 0.1,     0.316,  1.05};
+}
+// Around 0 for coefficients that converge, 0.3 to 0.45 for the quintic ones on full-rank input,
+// towards 1 the fewer directions are alive; above 1.05 the iteration diverged.
+std::vector<double> ResidualBuckets() {
+  return {0.02, 0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 1.05, 2.5};
+}
+
 MetricLabel Run() { return {"run", {}}; }
 MetricLabel Group() { return {"group", {}}; }
 MetricLabel Algorithm() { return {"algorithm", {"muon", "adamw"}}; }
@@ -68,6 +83,9 @@ std::vector<MetricRow> DaemonRows() {
        {{"kind", {"master", "momentum", "second_moment", "workspace", "staging"}},
         {"location", {"host", "device", "pinned"}}}, "bytes",
        "Memory that the daemon holds for its runs, by use.", {}},
+      {kQueueDepth, "muond_queue_depth", kGauge, kSection,
+       {{"queue", {"device", "peer"}}}, "",
+       "Jobs that wait for a thread: of all devices, and for asking other daemons.", {}},
   };
 }
 
@@ -90,6 +108,22 @@ std::vector<MetricRow> RunRows() {
        "Logical tensors by algorithm, tied ones once.", {}},
       {kParameterElements, "muond_parameter_elements", kGauge, kSection,
        {Run(), Group(), Algorithm()}, "", "Elements by algorithm, tied ones once.", {}},
+      {kShardElements, "muond_shard_elements", kGauge, kSection, {Run()}, "",
+       "Elements of the run that this daemon owns.", {}},
+      {kCheckpoints, "muond_checkpoints_total", kCounter, kSection,
+       {Run(), {"result", {"saved", "save_failed", "restored", "restore_failed"}}}, "",
+       "Checkpoints saved and restored, counted by daemon 0 of the run.", {}},
+      {kCheckpointDuration, "muond_checkpoint_duration_seconds", kHistogram, kSection, {Run()},
+       "seconds", "Time from the wish for a checkpoint until it was durable.", StepBuckets()},
+      {kCheckpointSize, "muond_checkpoint_size_bytes", kGauge, kSection, {Run()}, "bytes",
+       "Bytes of the newest checkpoint, all daemons' files; 0 before the first.", {}},
+      {kCheckpointLastSuccess, "muond_checkpoint_last_success_timestamp_seconds", kGauge, kSection,
+       {Run()}, "seconds",
+       "Unix time at which the newest checkpoint was durable; 0 before the first.", {}},
+      {kCheckpointLastStep, "muond_checkpoint_last_step", kGauge, kSection, {Run()}, "",
+       "Version that the newest checkpoint holds; -1 before the first.", {}},
+      {kCheckpointInterval, "muond_checkpoint_interval_seconds", kGauge, kSection, {Run()},
+       "seconds", "Time between checkpoints that was asked for; 0: none by time.", {}},
   };
 }
 
@@ -122,6 +156,8 @@ std::vector<MetricRow> StepRows() {
        "Steps skipped in a row up to now.", {}},
       {kDuplicateRequests, "muond_duplicate_requests_total", kCounter, kSection, {Run()}, "",
        "Requests that repeated one already carried out and were answered from memory.", {}},
+      {kShardBusy, "muond_shard_busy_seconds_total", kCounter, kSection, {Run()}, "seconds",
+       "Time that this daemon's devices computed for the run.", {}},
   };
 }
 
@@ -158,8 +194,24 @@ std::vector<MetricRow> NumericsRows() {
       {kNsSpecial, "muond_newton_schulz_special_total", kCounter, kSection,
        {Run(), Group(), {"kind", {"zero_input", "fallback"}}}, "",
        "Orthogonalizations of a zero matrix, and those redone by the fp32 standard path.", {}},
+      {kNsResidual, "muond_newton_schulz_residual", kHistogram, kSection, {Run(), Group()}, "",
+       "RMS residual of O^T O against the identity, of each matrix in sampled steps.",
+       ResidualBuckets()},
       {kMuonUpdates, "muond_muon_updates_total", kCounter, kSection, {Run(), Group()}, "",
        "Orthogonalized updates that reached the weights.", {}},
+      {kMomentumGradCosine, "muond_momentum_grad_cosine", kHistogram, kSection, {Run(), Group()},
+       "", "Cosine of gradient and momentum before the update, of each tensor and step.",
+       CosineBuckets()},
+      {kUpdateRmsRatio, "muond_update_rms_ratio", kHistogram, kSection, {Run(), Group()}, "",
+       "RMS(update) / RMS(weight) of each tensor, decay aside; AdamW's in sampled steps only.",
+       RatioBuckets()},
+      {kMomentumStale, "muond_momentum_stale_tensors", kGauge, kSection, {Run()}, "",
+       "State tensors without a gradient for 100 applied steps or more.", {}},
+      {kWorstValue, "muond_worst_value", kGauge, kSection,
+       {Run(), {"measure", {"newton_schulz_residual", "update_rms_ratio", "grad_norm"}},
+        {"rank", {"1", "2", "3", "4", "5"}}}, "",
+       "The five largest values among the run's parameters at the last step that had one; "
+       "muonctl params --worst names them.", {}},
   };
 }
 
@@ -174,6 +226,8 @@ std::vector<MetricRow> TransportRows() {
        {Transport(),
         {"reason", {"timeout", "reset", "checksum", "protocol", "version", "no_memory"}}}, "",
        "Transfers that failed.", {}},
+      {kPeerRtt, "muond_peer_rtt_seconds", kHistogram, kSection, {}, "seconds",
+       "Time until another daemon answered a vote.", RpcBuckets()},
       {kGrpcServerStarted, "grpc_server_started_total", kCounter, kSection,
        {GrpcType(), GrpcService(), GrpcMethod()}, "", "Calls started on the server.", {}},
       {kGrpcServerHandled, "grpc_server_handled_total", kCounter, kSection,

@@ -20,19 +20,23 @@ enum class MetricId : std::uint8_t {
   kBuildInfo, kBackendInfo, kReady, kLogMessages,
   kProcessStartTime, kProcessCpu, kProcessResidentMemory, kProcessVirtualMemory, kProcessOpenFds,
   kProcessMaxFds,
-  kMemory,
+  kMemory, kQueueDepth,
   // Runs.
   kRunActive, kRunState, kTrainersConnected, kTrainersExpected, kMuonExpected, kParameters,
-  kParameterElements,
+  kParameterElements, kShardElements,
+  kCheckpoints, kCheckpointDuration, kCheckpointSize, kCheckpointLastSuccess, kCheckpointLastStep,
+  kCheckpointInterval,
   // Steps.
   kSteps, kLastStep, kLastStepTimestamp, kStepInflight, kStepInflightStartTimestamp,
   kStepWaitingShards, kStepDuration, kStepPhase, kConsecutiveSkips, kDuplicateRequests,
+  kShardBusy,
   // Numerics.
   kLossScale, kLossScaleMin, kLossScaleChanges, kLearningRate, kGradNorm, kGradClippedSteps,
   kNonfiniteElements, kNonfiniteTensors, kMomentumNorm, kWeightNorm, kNsCalls, kNsOutcomes,
-  kNsSpecial, kMuonUpdates,
+  kNsSpecial, kNsResidual, kMuonUpdates, kMomentumGradCosine, kUpdateRmsRatio, kMomentumStale,
+  kWorstValue,
   // Transport and RPC.
-  kTransportBytes, kTransportMessages, kTransportErrors,
+  kTransportBytes, kTransportMessages, kTransportErrors, kPeerRtt,
   kGrpcServerStarted, kGrpcServerHandled, kGrpcServerHandling,
 };
 

@@ -19,6 +19,19 @@ void Count(prometheus::Counter* counter, std::int64_t events) {
   if (events > 0) counter->Increment(static_cast<double>(events));
 }
 
+// One call for thousands of values: the histogram's lock is taken once.
+void ObserveAll(prometheus::Histogram* histogram, MetricId id, std::span<const double> values) {
+  if (values.empty()) return;
+  const std::vector<double>& bounds = RowOf(id).buckets;
+  std::vector<double> counts(bounds.size() + 1);
+  double sum = 0;
+  for (const double value : values) {
+    ++counts[std::lower_bound(bounds.begin(), bounds.end(), value) - bounds.begin()];
+    sum += value;
+  }
+  histogram->ObserveMultiple(counts, sum);
+}
+
 double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::UnixEpoch()); }
 
 // Positions of the label `outcome` of muond_steps_total.
@@ -70,6 +83,13 @@ void RunMetrics::AddRunSeries(const Opening& opening) {
   waiting_shards_ = series_.AddGauge(kStepWaitingShards, run);
   step_duration_ = series_.AddHistogram(kStepDuration, run);
   consecutive_skips_ = series_.AddGauge(kConsecutiveSkips, run);
+  checkpoints_ = series_.AddCounters(kCheckpoints, run);
+  checkpoint_duration_ = series_.AddHistogram(kCheckpointDuration, run);
+  checkpoint_size_ = series_.AddGauge(kCheckpointSize, run);
+  checkpoint_last_success_ = series_.AddGauge(kCheckpointLastSuccess, run);
+  checkpoint_last_step_ = series_.AddGauge(kCheckpointLastStep, run);
+  checkpoint_last_step_->Set(-1);
+  checkpoint_interval_ = series_.AddGauge(kCheckpointInterval, run);
   duplicates_ = series_.AddCounter(kDuplicateRequests, run);
 
   loss_scale_ = series_.AddGauge(kLossScale, run);
@@ -82,6 +102,12 @@ void RunMetrics::AddRunSeries(const Opening& opening) {
   clipped_ = series_.AddCounter(kGradClippedSteps, run);
   nonfinite_elements_ = series_.AddCounters(kNonfiniteElements, run);
   nonfinite_tensors_ = series_.AddGauges(kNonfiniteTensors, run);
+  for (const std::string_view measure : RowOf(kWorstValue).labels[1].values) {
+    worst_.push_back(series_.AddGauges(kWorstValue, {opening.run, std::string(measure)}));
+  }
+  stale_tensors_ = series_.AddGauge(kMomentumStale, run);
+  shard_elements_ = series_.AddGauge(kShardElements, run);
+  busy_ = series_.AddCounter(kShardBusy, run);
 }
 
 RunMetrics::Slot RunMetrics::AddSlot(const std::string& run, const std::string& label,
@@ -97,6 +123,9 @@ RunMetrics::Slot RunMetrics::AddSlot(const std::string& run, const std::string& 
   slot.ns_outcomes = series_.AddCounters(kNsOutcomes, labels);
   slot.ns_special = series_.AddCounters(kNsSpecial, labels);
   slot.muon_updates = series_.AddCounter(kMuonUpdates, labels);
+  slot.cosines = series_.AddHistogram(kMomentumGradCosine, labels);
+  slot.update_ratios = series_.AddHistogram(kUpdateRmsRatio, labels);
+  slot.residuals = series_.AddHistogram(kNsResidual, labels);
   return slot;
 }
 
@@ -206,7 +235,50 @@ void RunMetrics::OnGroupCommit(int group, const GroupCommit& commit) {
   Count(slot.muon_updates, commit.updates);
 }
 
+void RunMetrics::ObserveMeasures(int group, const GroupMeasures& measures) {
+  const Slot& slot = slots_[SlotOf(group)];
+  ObserveAll(slot.cosines, kMomentumGradCosine, measures.cosines);
+  ObserveAll(slot.update_ratios, kUpdateRmsRatio, measures.update_ratios);
+  ObserveAll(slot.residuals, kNsResidual, measures.residuals);
+}
+
+void RunMetrics::SetWorst(Measure measure, std::span<const double> values) {
+  const auto& gauges = worst_[static_cast<std::size_t>(measure)];
+  for (std::size_t i = 0; i < std::min(values.size(), gauges.size()); ++i) {
+    Set(gauges[i], values[i]);
+  }
+}
+
+void RunMetrics::SetStaleTensors(std::int64_t count) {
+  stale_tensors_->Set(static_cast<double>(count));
+}
+
+void RunMetrics::SetShardElements(std::int64_t elements) {
+  shard_elements_->Set(static_cast<double>(elements));
+}
+
+void RunMetrics::AddBusySeconds(double seconds) {
+  if (seconds > 0) busy_->Increment(seconds);
+}
+
 void RunMetrics::OnDuplicateRequest() { duplicates_->Increment(); }
+
+void RunMetrics::OnCheckpoint(CheckpointResult result) {
+  checkpoints_[static_cast<std::size_t>(result)]->Increment();
+}
+
+void RunMetrics::OnCheckpointSaved(std::int64_t step, std::int64_t bytes, absl::Duration elapsed,
+                                   absl::Time now) {
+  OnCheckpoint(CheckpointResult::kSaved);
+  checkpoint_duration_->Observe(absl::ToDoubleSeconds(elapsed));
+  Set(checkpoint_size_, static_cast<double>(bytes));
+  Set(checkpoint_last_success_, UnixSeconds(now));
+  Set(checkpoint_last_step_, static_cast<double>(step));
+}
+
+void RunMetrics::SetCheckpointInterval(absl::Duration interval) {
+  Set(checkpoint_interval_, absl::ToDoubleSeconds(interval));
+}
 
 void RunMetrics::SetNorms(std::span<const GroupNorms> groups) {
   MUOND_CHECK(static_cast<int>(groups.size()) == groups_, "one entry for each group");

@@ -64,6 +64,14 @@ class RunMetrics {
     std::int64_t updates = 0;      // results that reached the weights
   };
 
+  // What a commit measured in one group; none that is not finite.
+  struct GroupMeasures {
+    std::span<const double> cosines, update_ratios, residuals;
+  };
+
+  // Positions of the label `measure` of muond_worst_value.
+  enum class Measure : std::uint8_t { kResidual, kUpdateRatio, kGradNorm };
+
   // State tensors with a non-finite element, at the last commit.
   struct NonfiniteTensors {
     std::int64_t momentum = 0;
@@ -98,8 +106,24 @@ class RunMetrics {
   void OnStepFailed(absl::Time now);
   // What a commit did in one group; once per group and applied step.
   void OnGroupCommit(int group, const GroupCommit& commit);
+  void ObserveMeasures(int group, const GroupMeasures& measures);
+  // The largest values of a measure, descending. The ranks that have none keep what they had, and
+  // none at all leaves the last step's.
+  void SetWorst(Measure measure, std::span<const double> values);
+  void SetStaleTensors(std::int64_t count);
+  // This daemon's part in the run.
+  void SetShardElements(std::int64_t elements);
+  void AddBusySeconds(double seconds);
   // A request came again and was answered from memory.
   void OnDuplicateRequest();
+
+  // Checkpoints. In the order of the label's values.
+  enum class CheckpointResult : std::uint8_t { kSaved, kSaveFailed, kRestored, kRestoreFailed };
+  void OnCheckpoint(CheckpointResult result);
+  // One was saved: its step, bytes, and the time that it took from the copy of the state on.
+  void OnCheckpointSaved(std::int64_t step, std::int64_t bytes, absl::Duration elapsed,
+                         absl::Time now);
+  void SetCheckpointInterval(absl::Duration interval);  // 0: none by time
 
   // Health of the state after a commit. One entry per group of the opening, in its order.
   void SetNorms(std::span<const GroupNorms> groups);
@@ -116,6 +140,9 @@ class RunMetrics {
     std::vector<prometheus::Counter*> ns_outcomes;  // ok, low_rank, diverged, nonfinite
     std::vector<prometheus::Counter*> ns_special;   // zero_input, fallback
     prometheus::Counter* muon_updates = nullptr;
+    prometheus::Histogram* cosines = nullptr;
+    prometheus::Histogram* update_ratios = nullptr;
+    prometheus::Histogram* residuals = nullptr;
   };
   void AddRunSeries(const Opening& opening);
   Slot AddSlot(const std::string& run, const std::string& label, bool learning_rate);
@@ -139,12 +166,22 @@ class RunMetrics {
   prometheus::Histogram* step_duration_ = nullptr;
   prometheus::Gauge* consecutive_skips_ = nullptr;
   prometheus::Counter* duplicates_ = nullptr;
+  std::vector<prometheus::Counter*> checkpoints_;  // by result
+  prometheus::Histogram* checkpoint_duration_ = nullptr;
+  prometheus::Gauge* checkpoint_size_ = nullptr;
+  prometheus::Gauge* checkpoint_last_success_ = nullptr;
+  prometheus::Gauge* checkpoint_last_step_ = nullptr;
+  prometheus::Gauge* checkpoint_interval_ = nullptr;
   prometheus::Gauge* loss_scale_ = nullptr;
   std::vector<prometheus::Counter*> loss_scale_changes_;  // growth, backoff
   prometheus::Gauge* grad_norm_ = nullptr;
   prometheus::Counter* clipped_ = nullptr;
   std::vector<prometheus::Counter*> nonfinite_elements_;  // grad
   std::vector<prometheus::Gauge*> nonfinite_tensors_;
+  std::vector<std::vector<prometheus::Gauge*>> worst_;  // by measure, then by rank
+  prometheus::Gauge* stale_tensors_ = nullptr;
+  prometheus::Gauge* shard_elements_ = nullptr;
+  prometheus::Counter* busy_ = nullptr;
 
   std::mutex mutex_;  // of what follows, and of gauges that change together
   absl::Time begun_ = absl::InfinitePast();

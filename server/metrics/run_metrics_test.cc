@@ -216,6 +216,45 @@ TEST_F(RunMetricsTest, NeverExportsANonFiniteGauge) {
   EXPECT_EQ(samples["muond_momentum_norm{group=\"rest\",run=\"r\"}"], 7);
 }
 
+TEST_F(RunMetricsTest, ObservesEachValueInItsBucket) {
+  const auto run = daemon_.OpenRun(Opening());
+  const std::vector<double> cosines = {-1, -0.95, 0, 0.96}, ratios = {1e-3, 2}, residuals = {0.36};
+  run->ObserveMeasures(1, {.cosines = cosines, .update_ratios = ratios, .residuals = residuals});
+  run->ObserveMeasures(1, {.residuals = residuals});
+  Samples samples = Scrape();
+  const auto sample = [&](const char* name, const char* part, const char* le) {
+    return samples[absl::StrFormat("muond_%s_%s{group=\"rest\",run=\"r\"%s}", name, part, le)];
+  };
+  EXPECT_EQ(sample("momentum_grad_cosine", "bucket", ",le=\"-0.95\""), 2) << "bounds belong below";
+  EXPECT_EQ(sample("momentum_grad_cosine", "bucket", ",le=\"0.05\""), 3);
+  EXPECT_EQ(sample("momentum_grad_cosine", "count", ""), 4);
+  EXPECT_NEAR(sample("momentum_grad_cosine", "sum", ""), -0.99, 1e-12);
+  EXPECT_EQ(sample("update_rms_ratio", "bucket", ",le=\"0.001\""), 1);
+  EXPECT_EQ(sample("update_rms_ratio", "bucket", ",le=\"+Inf\""), 2);
+  EXPECT_EQ(sample("newton_schulz_residual", "bucket", ",le=\"0.35\""), 0);
+  EXPECT_EQ(sample("newton_schulz_residual", "bucket", ",le=\"0.45\""), 2);
+}
+
+TEST_F(RunMetricsTest, RanksTheWorstValues) {
+  const auto run = daemon_.OpenRun(Opening());
+  run->SetWorst(RunMetrics::Measure::kUpdateRatio, std::vector<double>{.5, .25});
+  run->SetStaleTensors(3);
+  run->SetShardElements(1000);
+  run->AddBusySeconds(1.5);
+  run->AddBusySeconds(-1);
+  Samples samples = Scrape();
+  const auto worst = [&](int rank) {
+    return samples[absl::StrFormat(
+        "muond_worst_value{measure=\"update_rms_ratio\",rank=\"%d\",run=\"r\"}", rank)];
+  };
+  EXPECT_EQ(worst(1), .5);
+  EXPECT_EQ(worst(2), .25);
+  EXPECT_EQ(worst(3), 0);
+  EXPECT_EQ(samples["muond_momentum_stale_tensors{run=\"r\"}"], 3);
+  EXPECT_EQ(samples["muond_shard_elements{run=\"r\"}"], 1000);
+  EXPECT_EQ(samples["muond_shard_busy_seconds_total{run=\"r\"}"], 1.5);
+}
+
 TEST_F(RunMetricsTest, HasALossScaleFloorOnlyWhereThereIsOne) {
   RunMetrics::Opening opening = Opening();
   opening.loss_scale_min = 0;

@@ -25,6 +25,13 @@ const char* TypeName(ServerRpcInfo::Type type) {
   return "unary";
 }
 
+// gRPC itself answers Unimplemented where a call was cancelled before its message could be read
+// (the votes of a step that ended meanwhile); a method that came here is implemented.
+absl::StatusCode CodeOf(const grpc::Status& status) {
+  const absl::StatusCode code = FromGrpc(status).code();
+  return code == absl::StatusCode::kUnimplemented ? absl::StatusCode::kCancelled : code;
+}
+
 class CallMetrics final : public grpc::experimental::Interceptor {
  public:
   explicit CallMetrics(RpcMetrics& metrics) : metrics_(metrics), started_(absl::Now()) {
@@ -38,7 +45,7 @@ class CallMetrics final : public grpc::experimental::Interceptor {
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
       handled_ = true;
-      metrics_.OnHandled(FromGrpc(methods->GetSendStatus()).code(), absl::Now() - started_);
+      metrics_.OnHandled(CodeOf(methods->GetSendStatus()), absl::Now() - started_);
     }
     methods->Proceed();
   }

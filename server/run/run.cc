@@ -62,7 +62,8 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
       .plan = {.devices_per_daemon = std::vector<int>(context.peers->count(),
                                                       static_cast<int>(context.devices.size())),
                .iterate_bytes = static_cast<std::int64_t>(
-                   kernels::DtypeBytes(context.devices[0].backend->iterate_dtype()))},
+                   kernels::DtypeBytes(context.devices[0].backend->iterate_dtype())),
+               .device_memory = !context.devices[0].backend->host_memory()},
       .daemon = context.peers->self()};
   auto registry = Registry::Create(std::move(spec), context.limits, placement);
   if (!registry.ok()) return Refused(name, registry.status());
@@ -75,8 +76,8 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
     const bool holds = run->routing().parameters[i].state == i;
     shards.push_back(holds ? run->registry_.ShardsHere(i) : std::vector<Shard>{});
   }
-  auto engines = Engines::Create(context.devices, run->spec(), run->routing(), shards,
-                                 context.faults, run);
+  auto engines =
+      Engines::Create(context.devices, run->spec(), run->routing(), shards, context.faults, run);
   if (!engines.ok()) return Refused(name, engines.status());
   run->engines_ = *std::move(engines);
   run->OpenMetrics();
@@ -148,6 +149,14 @@ void Run::OpenMetrics() {
                                                        : spec().groups[i].muon.lr);
   }
   metrics_->SetParameters(groups);
+  std::int64_t here = 0;
+  for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
+    const int parameter = static_cast<int>(i);
+    if (routing().parameters[i].state == parameter) here += registry_.ElementsHere(parameter);
+  }
+  metrics_->SetShardElements(here);
+  observer_ = std::make_unique<StepObserver>(spec(), context_.observe, metrics_.get(),
+                                             context_.metrics);
   metrics_->SetState(RunState::kOpening);
 }
 
@@ -213,6 +222,12 @@ std::string Run::SliceObject(const SliceId& id, const std::string& action) const
 absl::Status Run::CheckInitial(std::int64_t generation) const {
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   if (!lost_.empty()) return NeedsRestore();
+  if (restored_) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": initial values are refused: the run was restored from a checkpoint, pull "
+        "version %d",
+        name(), machine_ == nullptr ? start_.next_step : machine_->version()));
+  }
   if (machine_ == nullptr || machine_->version() == start_.next_step) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": initial values are refused once a step was consumed (%d were)",
@@ -248,9 +263,9 @@ absl::StatusOr<OpenSlice> Run::OpenInitial(const SliceAddress& address, std::int
   MUOND_ASSIGN_OR_RETURN(slice.memory, engines_->AllocateStaging(id.parameter, elements, dtype));
   target.keepalive = slice.memory;
   target.base = static_cast<std::byte*>(slice.memory->data());
-  slice.receiver = std::make_shared<SliceReceiver>(SliceObject(id, "initial values"),
-                                                   Box{{0}, {box.Elements()}, true}, dtype,
-                                                   std::move(target));
+  slice.receiver =
+      std::make_shared<SliceReceiver>(SliceObject(id, "initial values"),
+                                      Box{{0}, {box.Elements()}, true}, dtype, std::move(target));
   initial_slices_.Open(id, slice.receiver);
   return slice;
 }
@@ -270,8 +285,8 @@ void Run::CloseInitial(const OpenSlice& slice, ArrivalCallback done) {
       return;
     }
     if (status.ok()) {
-      const auto arrival = initial_.Check(
-          slice.id, spec().parameters[slice.id.parameter].name, slice.receiver->digest());
+      const auto arrival = initial_.Check(slice.id, spec().parameters[slice.id.parameter].name,
+                                          slice.receiver->digest());
       status = arrival.status();
       duplicate = status.ok() && *arrival == InitialValues::Arrival::kDuplicate;
     }
@@ -318,9 +333,10 @@ void Run::FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::St
 
 // The lock is held. Posts the last piece of work of the opening, once everything is there.
 void Run::StartIfReady() {
-  if (running_ || !initial_.complete()) return;
+  if (running_ || machine_ == nullptr || !(restored_ || initial_.complete())) return;
   running_ = true;
-  metrics_->SetState(RunState::kRunning);
+  metrics_->SetState(StateLocked());
+  if (restored_) return;
   auto self = shared_from_this();
   engines_->FinishInitial([self, life = life_](const absl::StatusOr<StateHealth>& health) {
     if (!health.ok()) return self->FailEngine(life, std::string(health.status().message()));

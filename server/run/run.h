@@ -9,6 +9,7 @@
 // the run's own objects only.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/values.h"
+#include "server/checkpoint/manifest.h"
 #include "server/cluster/hello.h"
 #include "server/cluster/raise_generation.h"
 #include "server/cluster/vote_exchange.h"
@@ -31,6 +33,7 @@
 #include "server/metrics/daemon_metrics.h"
 #include "server/registry/registry.h"
 #include "server/run/initial_values.h"
+#include "server/run/observe_step.h"
 #include "server/run/slice_table.h"
 #include "server/run/snapshot.h"
 #include "server/run/staging.h"
@@ -38,6 +41,8 @@
 #include "server/transport/slice_receiver.h"
 
 namespace muond {
+
+class Run;
 
 // What a run uses of its daemon; all of it outlives every run.
 struct RunContext {
@@ -49,6 +54,22 @@ struct RunContext {
   std::shared_ptr<Peers> peers;
   // For work that waits for other daemons.
   Executor* peer_executor = nullptr;
+  ObserveOptions observe;
+  // Checkpoints: every so many steps each daemon copies its state, the same steps on all; 0: never.
+  std::int64_t checkpoint_every_steps = 0;
+  // Told, under the run's lock, that such a copy was taken, and that a run needs a restore.
+  std::function<void()> checkpoint_wanted;
+  // Told of a run that was made here, before any rank has joined it.
+  std::function<void(Run&)> run_made;
+};
+
+// What this daemon owns at one version, in host memory, and what is alike on all daemons then.
+struct StateImage {
+  std::shared_ptr<StateCopies> copies;
+  checkpoint::Control control;
+  double copy_seconds = 0;  // for which no step could be applied
+  bool ready = false;
+  absl::Status status;  // of the copy, once ready
 };
 
 using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
@@ -169,6 +190,26 @@ class Run : public std::enable_shared_from_this<Run> {
   // Asks the others, which may have had the run for long. Blocks for a second at most.
   void LearnFromPeers();
 
+  // -- Checkpoints
+  // The state at version `step`: of now, or once steps have come so far, until `deadline`. Blocks;
+  // not on an executor's thread. FAILED_PRECONDITION when the version is past, or the state is not
+  // one to be kept (opening, lost, failed).
+  absl::StatusOr<std::shared_ptr<StateImage>> TakeImage(std::int64_t step, absl::Time deadline);
+  // Memory of an image that is not needed any more: the next one's.
+  void GiveBack(std::shared_ptr<StateImage> image);
+  // The version of the last copy that was taken because of checkpoint_every_steps; -1: none.
+  std::int64_t periodic_version() const;
+  // Names the parameters of a state copy in terms of the run.
+  std::shared_ptr<StateCopies> MakeStateCopies() const { return engines_->MakeStateCopies(); }
+  // What a Raise that names `name` takes over. Replaces what was staged before; null: forgets it.
+  void Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
+             const checkpoint::Control& control);
+  // As RaiseOnAll with a reinitialization, from the staged checkpoint. Blocks.
+  absl::Status RestoreOnAll(const std::string& name, std::int64_t step, absl::Time deadline);
+  // A checkpoint of this run is there, and this daemon has no state: nobody may initialize it.
+  void ExpectRestore(std::int64_t step);
+  RunMetrics& metrics() { return *metrics_; }
+
   // -- Views
   const Plan& plan() const { return registry_.plan(); }
   const std::vector<std::string>& daemons() const { return context_.peers->daemons(); }
@@ -225,6 +266,10 @@ class Run : public std::enable_shared_from_this<Run> {
   void LoseState(const std::string& why);
   absl::Status NeedsRestore() const;
   void Reset(std::int64_t resume_step);
+  void Restore();
+  void StartImage();
+  void OnVersion();
+  checkpoint::Control ControlLocked() const;
   void MakeMachine();
   // The hashes of what is here, and the digest as far as it is known.
   struct HashedState {
@@ -247,11 +292,13 @@ class Run : public std::enable_shared_from_this<Run> {
   RunPosition PositionLocked() const;
   ParameterSnapshot SnapshotOf(int parameter, const ParameterFacts& facts) const;
   RunState StateLocked() const;
+  double LossScaleLocked() const;
 
   const RunContext context_;
   Registry registry_;
   std::unique_ptr<Engines> engines_;  // called with the lock held
   std::unique_ptr<RunMetrics> metrics_;
+  std::unique_ptr<StepObserver> observer_;
   std::vector<std::string> group_names_;
 
   mutable std::mutex mutex_;
@@ -279,6 +326,20 @@ class Run : public std::enable_shared_from_this<Run> {
 
   std::uint64_t next_waiter_ = 1;
   std::map<std::uint64_t, OutcomeCallback> waiters_;
+
+  // Checkpoints.
+  struct Staged {
+    std::string name;
+    std::shared_ptr<StateCopies> copies;
+    checkpoint::Control control;
+  };
+  bool restored_ = false;  // the state came from a checkpoint: no initial values are waited for
+  std::optional<Staged> staged_;
+  std::shared_ptr<StateImage> image_;            // the newest, until it is taken
+  std::shared_ptr<StateCopies> spare_copies_;    // memory for the next
+  std::int64_t image_wanted_ = -1;               // version that somebody waits for
+  std::int64_t periodic_version_ = -1;
+  std::condition_variable image_changed_;
 
   std::int64_t workspace_bytes_ = 0;  // of the engine, as told to the metrics
   // Totals and last values for Snapshot.

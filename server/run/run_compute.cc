@@ -21,9 +21,7 @@ void Run::CarryReduce(const ReduceEffect& effect) {
 void Run::FinishReduce(std::int64_t life, const ReduceEffect& effect, ReduceRequest request,
                        const absl::StatusOr<ReducedGradient>& result) {
   if (!result.ok()) return FailEngine(life, std::string(result.status().message()));
-  if (result->seconds > 0) {
-    context_.metrics->ObservePhase(StepPhase::kReduce, absl::Seconds(result->seconds));
-  }
+  observer_->OnReduced(*result);
   After after;
   {
     std::lock_guard lock(mutex_);
@@ -57,7 +55,9 @@ void Run::CarryCommit(const CommitEffect& effect) {
   CommitRequest request{.clip_coefficient = effect.clip_coefficient,
                         .absent = effect.absent,
                         .muon = effect.muon,
-                        .adamw = effect.adamw};
+                        .adamw = effect.adamw,
+                        .sample = observer_->Samples(machine_->next_step())};
+  observer_->OnVerdict(absl::Now());
   committing_ = true;
   auto self = shared_from_this();
   engines_->Commit(std::move(request),

@@ -46,6 +46,7 @@ void Run::MakeMachine() {
 // The lock is held.
 void Run::CarryVote(const VoteEffect& effect, After& after) {
   const std::int64_t step = effect.vote.step;
+  observer_->OnVote(absl::Now());
   auto self = weak_from_this();
   VoteExchange::Listener listener;
   listener.known = [self, step] {
@@ -58,6 +59,9 @@ void Run::CarryVote(const VoteEffect& effect, After& after) {
   };
   listener.trouble = [self](int daemon, const absl::Status& status) {
     if (const auto run = self.lock()) run->OnPeerTrouble(daemon, status);
+  };
+  listener.answered = [metrics = context_.metrics](absl::Duration elapsed) {
+    metrics->ObservePeerRtt(elapsed);
   };
   EndVotes();
   vote_exchange_ = VoteExchange::Make(context_.peers, name(), registry_.plan().hash, step,
@@ -145,6 +149,8 @@ void Run::LoseState(const std::string& why) {
   lost_ = why;
   spdlog::error("run \"{}\": needs a restore: {}", name(), why);
   metrics_->SetState(StateLocked());
+  image_changed_.notify_all();
+  if (context_.checkpoint_wanted) context_.checkpoint_wanted();
 }
 
 absl::Status Run::NeedsRestore() const {
@@ -205,6 +211,10 @@ absl::Status Run::Raise(const RaiseOrder& order) {
     const std::int64_t now =
         machine_ == nullptr ? start_.generation : machine_->generation();
     if (order.generation <= now) return absl::OkStatus();  // a repetition
+    if (!order.restore.empty() && (!staged_ || staged_->name != order.restore)) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "run \"%s\": restore from \"%s\": this daemon has not staged it", name(), order.restore));
+    }
     Effects effects;
     if (machine_ != nullptr) {
       machine_->OnGeneration(order.generation, order.settled, effects);
@@ -217,10 +227,16 @@ absl::Status Run::Raise(const RaiseOrder& order) {
           order.generation));
     }
     spdlog::info("run \"{}\": generation {} raised to {}{}", name(), now, order.generation,
-                 order.reinitialize ? ", state is forgotten" : "");
+                 !order.restore.empty() ? ", going on from " + order.restore
+                 : order.reinitialize   ? ", state is forgotten"
+                                        : "");
     Carry(effects, after);
     start_.generation = order.generation;
-    if (order.reinitialize) Reset(order.resume_step);
+    if (order.reinitialize) {
+      if (order.restore.empty()) staged_.reset();
+      Reset(order.resume_step);
+      if (staged_) Restore();
+    }
   }
   CallAll(after);
   return absl::OkStatus();
@@ -229,6 +245,11 @@ absl::Status Run::Raise(const RaiseOrder& order) {
 // The lock is held. What is in flight belongs to an earlier life and is dropped when it is done.
 void Run::Reset(std::int64_t resume_step) {
   start_.next_step = resume_step;
+  start_.memory.reset();
+  restored_ = false;
+  image_.reset();
+  periodic_version_ = -1;
+  image_changed_.notify_all();
   ++life_;
   lost_.clear();
   EndAttempt();

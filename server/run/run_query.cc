@@ -102,7 +102,7 @@ RunState Run::StateLocked() const {
   if (machine_ != nullptr && machine_->failed()) return RunState::kFailed;
   if (!stopped_.ok()) return RunState::kDraining;
   if (!lost_.empty()) return RunState::kNeedsRestore;
-  return running_ ? RunState::kRunning : RunState::kOpening;
+  return running_ || restored_ ? RunState::kRunning : RunState::kOpening;
 }
 
 RunPosition Run::PositionLocked() const {
@@ -114,7 +114,10 @@ RunPosition Run::PositionLocked() const {
     position.resume_step =
         std::max(start_.next_step, machine_ == nullptr ? 0 : machine_->next_step());
   }
-  if (machine_ == nullptr) return position;
+  if (machine_ == nullptr) {
+    if (start_.memory) position.last_outcome = start_.memory->last_outcome;
+    return position;
+  }
   position.generation = machine_->generation();
   position.next_step = machine_->next_step();
   position.last_outcome = machine_->last_outcome();
@@ -128,7 +131,12 @@ RunPosition Run::Position() const {
 
 double Run::loss_scale() const {
   std::lock_guard lock(mutex_);
-  return machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
+  return LossScaleLocked();
+}
+
+double Run::LossScaleLocked() const {
+  if (machine_ != nullptr) return machine_->scaler().scale();
+  return start_.memory ? start_.memory->scaler.scale : LossScaler(spec().loss_scale).scale();
 }
 
 RunSnapshot Run::Snapshot() const {
@@ -136,8 +144,7 @@ RunSnapshot Run::Snapshot() const {
   RunSnapshot snapshot;
   snapshot.name = name();
   snapshot.position = PositionLocked();
-  snapshot.loss_scale =
-      machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
+  snapshot.loss_scale = LossScaleLocked();
   snapshot.world_size = spec().world_size;
   snapshot.ranks_registered = registry_.joined_ranks();
   for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
@@ -245,20 +252,14 @@ void Run::PublishHealth(const CommitReport& report, const StateHealth& health) {
       metrics_->OnGroupCommit(static_cast<int>(i), {.calls = facts.ns_calls,
                                                     .zero_inputs = facts.ns_zero,
                                                     .fallbacks = facts.ns_fallback,
+                                                    .low_rank = facts.ns_low_rank,
                                                     .diverged = facts.ns_fallback,
                                                     .updates = facts.updates});
     }
   }
   metrics_->SetNorms(norms);
   totals_.momentum_norm = std::sqrt(muon_sum);
-  const std::pair<StepPhase, double> phases[] = {
-      {StepPhase::kMomentum, report.momentum_seconds},
-      {StepPhase::kNewtonSchulz, report.newton_schulz_seconds},
-      {StepPhase::kApply, report.apply_seconds},
-      {StepPhase::kAdamW, report.adamw_seconds}};
-  for (const auto& [phase, seconds] : phases) {
-    if (seconds > 0) context_.metrics->ObservePhase(phase, absl::Seconds(seconds));
-  }
+  observer_->OnCommitted(report);
 }
 
 void Run::PublishProgress() {

@@ -62,6 +62,7 @@ absl::Status Run::Begin(std::int64_t rank, std::int64_t generation, const StepBe
     if (status.ok() && begin.step == step) {
       if (!step_started_) step_started_ = absl::Now();
       metrics_->OnStepBegin(*step_started_);
+      observer_->OnBegin(*step_started_);
       step_muon_ = machine_->muon();
       step_adamw_ = machine_->adamw();
       Overlay(begin.muon, step_muon_);
@@ -281,7 +282,10 @@ void Run::Carry(Effects& effects, After& after) {
       waiters_.erase(found);
     }
   }
-  if (discarded && !over) metrics_->OnStepAbandoned();
+  if (discarded && !over) {
+    metrics_->OnStepAbandoned();
+    observer_->OnAbandoned();
+  }
   effects.clear();
 }
 
@@ -305,6 +309,7 @@ void Run::EndAttempt() {
 
 void Run::CarryOutcome(const OutcomeEffect& effect) {
   const StepOutcome& outcome = effect.outcome;
+  OnVersion();
   if (outcome.applied) {
     ++totals_.steps_applied;
   } else {
@@ -313,7 +318,10 @@ void Run::CarryOutcome(const OutcomeEffect& effect) {
                  std::string(SkipCauseName(outcome.cause)), outcome.offenders.empty() ? "" : " in ",
                  absl::StrJoin(outcome.offenders, ", "), outcome.next_loss_scale);
   }
-  metrics_->OnOutcome(outcome, MoveOf(effect.scale_change), absl::Now());
+  const absl::Time now = absl::Now();
+  metrics_->OnOutcome(outcome, MoveOf(effect.scale_change), now);
+  observer_->OnOutcome(outcome, MoveOf(effect.scale_change), now, machine_->muon(),
+                       machine_->adamw());
   for (std::size_t i = 0; i < group_names_.size(); ++i) {
     const bool adamw = spec().groups[i].algorithm == Algorithm::kAdamW;
     const auto& values = adamw ? machine_->adamw() : machine_->muon();

@@ -1,5 +1,7 @@
 #include "server/run/run_table.h"
 
+#include <utility>
+
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
 
@@ -10,6 +12,10 @@ absl::StatusOr<std::shared_ptr<Run>> RunTable::FindForJoin(const std::string& na
   std::lock_guard lock(mutex_);
   if (!draining_.ok()) return draining_;
   if (const auto found = runs_.find(name); found != runs_.end()) return found->second;
+  if (refuse_new_) {
+    return absl::UnavailableError(absl::StrFormat(
+        "run \"%s\": the daemon takes no new runs: an operator is draining it", name));
+  }
   if (static_cast<std::int64_t>(runs_.size()) < runs_max_) return nullptr;
   return absl::ResourceExhaustedError(absl::StrFormat(
       "run \"%s\": the daemon holds %d runs already, its limit (--max-runs)", name, runs_.size()));
@@ -24,6 +30,7 @@ absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_
   if (made) {
     MUOND_ASSIGN_OR_RETURN(run, Run::Create(spec, context_));
     run->LearnFromPeers();
+    if (context_.run_made) context_.run_made(*run);
   }
   MUOND_ASSIGN_OR_RETURN(const Run::JoinReply reply, run->Join(spec, rank, session, slices));
   if (made) {
@@ -55,6 +62,11 @@ void RunTable::Remove(const std::shared_ptr<Run>& run) {
     if (found != runs_.end() && found->second == run) runs_.erase(found);
   }
   run->Stop(absl::AbortedError(absl::StrFormat("run \"%s\": was closed", run->name())));
+}
+
+bool RunTable::RefuseNew(bool refuse) {
+  std::lock_guard lock(mutex_);
+  return std::exchange(refuse_new_, refuse) != refuse;
 }
 
 void RunTable::Drain(const absl::Status& status) {

@@ -34,6 +34,9 @@ class RunTable {
   void Remove(const std::shared_ptr<Run>& run);
   // No new runs; every run stops with `status`.
   void Drain(const absl::Status& status);
+  // Whether runs that are not open yet are refused (UNAVAILABLE); open ones go on.
+  // True when that was otherwise before.
+  bool RefuseNew(bool refuse);
 
  private:
   absl::StatusOr<std::shared_ptr<Run>> FindForJoin(const std::string& name) const;
@@ -44,6 +47,7 @@ class RunTable {
   std::mutex creation_;  // one Join at a time, without blocking look-ups meanwhile
   std::map<std::string, std::shared_ptr<Run>> runs_;
   absl::Status draining_;
+  bool refuse_new_ = false;
 };
 
 }  // namespace muond

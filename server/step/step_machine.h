@@ -101,10 +101,20 @@ struct CastVote {
   friend bool operator==(const CastVote&, const CastVote&) = default;
 };
 
+// What a machine carries from step to step beside its position: it goes into checkpoints.
+struct StepMemory {
+  LossScalerState scaler;
+  std::map<std::string, Hyperparameters> muon, adamw;  // in force, by group
+  std::int64_t applied_steps = 0, skipped_steps = 0, consecutive_skips = 0;
+  std::optional<StepOutcome> last_outcome;
+};
+
 // Where a machine starts: a new run, or one that goes on without its former state.
 struct StepStart {
   std::int64_t generation = 1;
   std::int64_t next_step = 0;
+  // Of a run that was restored: what else a machine carries from step to step.
+  std::optional<StepMemory> memory;
 };
 
 // All statuses name the event, the rank and the step, and where the caller's position is wrong also
@@ -232,6 +242,7 @@ class StepMachine {
   std::int64_t attempt() const { return attempt_.number(); }
   const std::optional<StepOutcome>& last_outcome() const { return last_outcome_; }
   const LossScaler& scaler() const { return scaler_; }
+  StepMemory memory() const;
   bool step_in_flight() const { return !attempt_.empty(); }
   bool failed() const { return !failure_.empty(); }
   const std::string& failure() const { return failure_; }

@@ -62,9 +62,12 @@ class Scrape:
         return [key for key in self.samples if ("run", run) in key[1]]
 
     def counters(self):
-        """Everything that must never fall: counters, and the parts of histograms."""
+        """Everything that must never fall: counters, and the parts of histograms. The sum of
+        values that may be negative is none."""
         for (name, labels), value in self.samples.items():
             family = re.sub(r"_(bucket|count|sum)$", "", name)
+            if name == "muond_momentum_grad_cosine_sum":
+                continue
             if self.types.get(name) == "counter" or self.types.get(family) == "histogram":
                 yield (name, labels), value
 
@@ -186,6 +189,19 @@ class MetricsTest(ProcessTest):
         self.assertEqual(scrape.total("muond_newton_schulz_outcomes_total", **group), 2 * 2)
         self.assertEqual(scrape.total("muond_newton_schulz_special_total", **group), 0)
         self.assertEqual(scrape.value("muond_learning_rate", **group), .125)
+        # Steps 0 and 3 were applied; the first met no momentum and was the one that is sampled.
+        self.assertEqual(scrape.value("muond_momentum_grad_cosine_count", **group), 3)
+        self.assertEqual(scrape.value("muond_momentum_grad_cosine_bucket", le="0.95", **group), 0,
+                         "the same gradient again: the cosine is 1")
+        self.assertEqual(scrape.value("muond_newton_schulz_residual_count", **group), 2)
+        self.assertEqual(scrape.value("muond_update_rms_ratio_count", **group), 2 + 2 + 1)
+        self.assertEqual(scrape.value("muond_momentum_stale_tensors", run=RUN), 0)
+        self.assertEqual(scrape.value("muond_shard_elements", run=RUN), 64 + 32 + 8)
+        self.assertGreater(scrape.value("muond_shard_busy_seconds_total", run=RUN), 0)
+        norms = sorted((float(np.linalg.norm(g)) for g in self.gradients.values()), reverse=True)
+        for rank, norm in enumerate(norms, 1):
+            self.assertAlmostEqual(scrape.value("muond_worst_value", run=RUN, rank=str(rank),
+                                                measure="grad_norm"), norm, delta=1e-5)
         kinds = scrape.select("muond_nonfinite_tensors", run=RUN)
         self.assertEqual(sorted(kinds.values()), [0, 0, 0])
         self.assertEqual(scrape.value("muond_nonfinite_elements_total", run=RUN, kind="grad"), 3)

@@ -4,13 +4,16 @@
 import json
 import re
 import signal
+import subprocess
+import threading
 import time
 import unittest
 
+import grpc
 import numpy as np
 
 from foreign_trainer import Trainer, parameter
-from muond_process import ProcessTest, run_program
+from muond_process import ProcessTest, program, run_program
 from muond_stubs import optimizer, types
 
 OK, ERROR, USAGE, UNHEALTHY = range(4)
@@ -190,6 +193,51 @@ class MuonctlTest(ProcessTest):
                 self.assertIn(complaint, self.muonctl("status", daemon=daemon))
                 self.muonctl("health", daemon=daemon)
                 trainer.channel.close()
+
+    def test_drain_lets_open_runs_go_on_and_no_new_ones_in(self):
+        daemon = self.start_daemon()
+        trainer = self.open_run(daemon, "open")
+        drained = json.loads(self.muonctl("drain", "-o", "json", daemon=daemon))
+        self.assertEqual(drained, {"draining": True, "open_runs": ["open"]})
+        self.assertTrue(trainer.step(0, VALUES).applied, "the open run goes on")
+        trainer.register()  # and its trainers may come back
+        with self.assertRaises(grpc.RpcError) as refused:
+            self.open_run(daemon, "new")
+        self.assertEqual(refused.exception.code(), grpc.StatusCode.UNAVAILABLE)
+        self.assertIn("draining", refused.exception.details())
+        self.muonctl("health", "--service", "readiness", daemon=daemon, code=UNHEALTHY)
+        trainer.close()
+        self.muonctl("drain", "--wait", "20", daemon=daemon)
+        self.muonctl("drain", "--cancel", daemon=daemon)
+        self.muonctl("health", "--service", "readiness", daemon=daemon)
+        self.open_run(daemon, "new")
+
+    def test_bench_runs_muond_bench(self):
+        done = run_program("muonctl", "--endpoint", "127.0.0.1:1", "bench", "--model", "nonsense")
+        direct = run_program("muond-bench", "--endpoint", "127.0.0.1:1", "--model", "nonsense")
+        self.assertNotEqual(direct.returncode, 0)
+        self.assertEqual((done.returncode, done.stderr), (direct.returncode, direct.stderr))
+
+    def test_a_watcher_does_not_keep_the_daemon_from_ending(self):
+        daemon = self.start_daemon(grace_seconds=20)
+        watcher = subprocess.Popen([program("muonctl"), "--endpoint", daemon.unix, "watch"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(watcher.kill)
+        trainer = self.open_run(daemon, "watched")
+        # The first event proves that the watcher is there.
+        reader = threading.Thread(target=watcher.stdout.readline, daemon=True)
+        reader.start()
+        step = 0
+        while reader.is_alive():
+            trainer.step(step, VALUES)
+            step += 1
+            reader.join(.05)
+        begun = time.monotonic()
+        daemon.stop()
+        self.assertLess(time.monotonic() - begun, 10)
+        _, complaint = watcher.communicate(timeout=20)
+        self.assertEqual(watcher.returncode, ERROR)
+        self.assertIn("shutting down", complaint)
 
 
 if __name__ == "__main__":
