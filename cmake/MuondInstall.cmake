@@ -20,8 +20,9 @@ install(DIRECTORY deploy/slurm DESTINATION ${CMAKE_INSTALL_DATADIR}/muond
   USE_SOURCE_PERMISSIONS COMPONENT daemon)
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT daemon
   FILES_MATCHING PATTERN "*.md")
-# Debian's place for it, which CPack doesn't make from LICENSE.
-install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright COMPONENT daemon)
+install(FILES deploy/deb/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT daemon)
+install(FILES deploy/deb/copyright DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libmuond-dev
+  COMPONENT dev)
 # With the prefix /usr the configuration is in /etc, with any other below the prefix. Asked at
 # installation, so that one build serves both.
 install(CODE "
@@ -80,11 +81,12 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_NAME muond)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_DAEMON_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers")
 set(CPACK_DEBIAN_DAEMON_PACKAGE_RECOMMENDS openssl)
 set(CPACK_COMPONENT_DAEMON_DESCRIPTION
   "distributed optimizer service for Muon and AdamW
- The daemon muond, the operator's tool muonctl, the benchmark muond-bench,
- a systemd unit and scripts for Slurm.")
+The daemon muond, the operator's tool muonctl, the benchmark muond-bench,
+a systemd unit and scripts for Slurm.")
 set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA "${CMAKE_SOURCE_DIR}/deploy/deb/postinst"
   "${CMAKE_SOURCE_DIR}/deploy/deb/prerm" "${CMAKE_SOURCE_DIR}/deploy/deb/conffiles")
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libmuond-dev)
@@ -93,8 +95,8 @@ set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS
   "libgrpc++-dev, libprotobuf-dev, libabsl-dev, libisal-dev, libssl-dev, pkg-config")
 set(CPACK_COMPONENT_DEV_DESCRIPTION
   "C++ client of the optimizer service muond
- Headers, static libraries, CMake package, pkg-config file, protocol
- definitions and an example.")
+Headers, static libraries, CMake package, pkg-config file, protocol
+definitions and an example.")
 include(CPack)
 cpack_add_component(daemon)
 cpack_add_component(dev)

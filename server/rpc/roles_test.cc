@@ -2,6 +2,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "muond/v1/admin.pb.h"
+#include "muond/v1/checkpoint.pb.h"
 #include "muond/v1/optimizer.pb.h"
 #include "muond/v1/peer.pb.h"
 
@@ -42,6 +44,9 @@ TEST(Roles, TrainersTrainDaemonsVoteAdminsLook) {
   }
   EXPECT_EQ(Allowed("/muond.v1.Optimizer/Status"), "trainer daemon admin ");
   EXPECT_EQ(Allowed("/muond.v1.Peer/Vote"), "daemon ");
+  EXPECT_EQ(Allowed("/muond.v1.CheckpointPeer/Stage"), "daemon ");
+  EXPECT_EQ(Allowed("/muond.v1.Checkpoint/Save"), "trainer daemon admin ");
+  EXPECT_EQ(Allowed("/muond.v1.Admin/Drain"), "admin ");
   EXPECT_EQ(Allowed("/grpc.health.v1.Health/Check"), "trainer daemon admin ");
   EXPECT_EQ(Allowed("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"), "admin ");
 }
@@ -66,7 +71,8 @@ TEST(Roles, AMethodWithoutARowIsNobodys) {
 
 TEST(Roles, NoVerbOfOursWasForgotten) {
   for (const google::protobuf::FileDescriptor* file :
-       {v1::RegisterRequest::descriptor()->file(), v1::HelloRequest::descriptor()->file()}) {
+       {v1::RegisterRequest::descriptor()->file(), v1::HelloRequest::descriptor()->file(),
+        v1::WatchRequest::descriptor()->file(), v1::SaveRequest::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) {
       for (int m = 0; m < file->service(s)->method_count(); ++m) {
         const std::string method =

@@ -49,13 +49,12 @@ class FilesTest(unittest.TestCase):
         compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
         services = compose["services"]
         self.assertEqual(set(services), {"muond", "prometheus", "grafana"})
-        planned = {compose["x-rules"].split(":")[0], compose["x-dashboards"].split(":")[0]}
         for service in services.values():
             for volume in service.get("volumes", []):
                 source = volume.split(":")[0]
-                if source.startswith(".") and source not in planned:
+                if source.startswith("."):
                     self.assertTrue((DOCKER / source).exists(), source)
-                elif not source.startswith("."):
+                else:
                     self.assertIn(source, compose["volumes"])
         self.assertTrue((DOCKER / services["muond"]["build"]["context"]
                          / services["muond"]["build"]["dockerfile"]).exists())
@@ -63,9 +62,18 @@ class FilesTest(unittest.TestCase):
         port = services["muond"]["environment"]["MUOND_METRICS_ADDRESS"].split(":")[1]
         self.assertEqual(prometheus["scrape_configs"][0]["static_configs"][0]["targets"],
                          [f"muond:{port}"])
-        for name in ("datasources", "dashboards"):
-            self.assertEqual(yaml.safe_load((DOCKER / f"provisioning/{name}.yaml").read_text())[
-                "apiVersion"], 1)
+        # Where Prometheus and Grafana look is where the tree's rules and dashboards are mounted.
+        rules, where = compose["x-rules"].split(":")[:2]
+        pattern = prometheus["rule_files"][0]
+        self.assertEqual(os.path.dirname(pattern), where)
+        self.assertTrue(list((DOCKER / rules).glob(os.path.basename(pattern))))
+        dashboards, where = compose["x-dashboards"].split(":")[:2]
+        self.assertTrue(list((DOCKER / dashboards).glob("*.json")))
+        provider = yaml.safe_load(
+            (DOCKER / dashboards / "provisioning/dashboards/muond.yaml").read_text())
+        self.assertEqual(provider["providers"][0]["options"]["path"], where)
+        source = yaml.safe_load((DOCKER / "provisioning/datasources.yaml").read_text())
+        self.assertEqual(source["datasources"][0]["type"], "prometheus")
 
     def test_the_last_stage_has_the_libraries_of_the_programs(self):
         """What dpkg-shlibdeps would find, by the linker."""

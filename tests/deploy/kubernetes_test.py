@@ -72,7 +72,7 @@ class KubernetesTest(unittest.TestCase):
         cls.addClassCleanup(cls.scratch.cleanup)
         cls.directory = pathlib.Path(cls.scratch.name)
         (cls.directory / "rules").mkdir()
-        (cls.directory / "rules/alerts.yaml").write_text(RULES)
+        (cls.directory / "rules/muond.alerts.rules.yml").write_text(RULES)
         (cls.directory / "dashboards").mkdir()
         (cls.directory / "dashboards/run.json").write_text('{"title": "a {{label}}"}')
         subprocess.run([KUBERNETES / "assemble", cls.directory / "out"], check=True,
@@ -135,17 +135,33 @@ class KubernetesTest(unittest.TestCase):
         overlay.write_text(overlay.read_text() + "components: [../../components/monitoring]\n")
         kustomize = by_name(self.kustomize(overlay.parent))
         self.check_schema(list(chart.values()) + list(kustomize.values()))
-        added = {("PodMonitor", "muond"), ("PrometheusRule", "muond-alerts"),
+        added = {("PodMonitor", "muond"), ("PrometheusRule", "muond-alerts-rules"),
                  ("ConfigMap", "muond-dashboards")}
         for objects in (chart, kustomize):
             self.assertLessEqual(added, set(objects))
-            self.assertEqual(objects["PrometheusRule", "muond-alerts"]["spec"],
+            self.assertEqual(objects["PrometheusRule", "muond-alerts-rules"]["spec"],
                              yaml.safe_load(RULES))
             self.assertEqual(objects["ConfigMap", "muond-dashboards"]["data"],
                              {"run.json": '{"title": "a {{label}}"}'})
         self.assertEqual(chart["PodMonitor", "muond"]["spec"],
                          kustomize["PodMonitor", "muond"]["spec"])
         self.assertEqual(set(chart), set(kustomize))
+
+    def test_the_trees_own_rules_and_dashboards_are_taken(self):
+        out = self.directory / "own"
+        subprocess.run([KUBERNETES / "assemble", out], check=True, stdout=subprocess.DEVNULL)
+        objects = by_name(self.helm({"monitoring": {"enabled": True}}, out / "chart"))
+        rules = yaml.safe_load((ROOT / "deploy/prometheus/muond.rules.yml").read_text())
+        self.assertEqual(objects["PrometheusRule", "muond-rules"]["spec"], rules)
+        dashboards = {path.name: path.read_text() for path in (ROOT / "dashboards").glob("*.json")}
+        self.assertTrue(dashboards)
+        self.assertEqual(objects["ConfigMap", "muond-dashboards"]["data"], dashboards)
+        size = sum(map(len, dashboards.values()))
+        self.assertLess(size, 1 << 20, "a ConfigMap has at most 1 MiB")
+        done = subprocess.run([VENV / "bin/kubectl", "kustomize",
+                               out / "kustomize/overlays/dedicated"], capture_output=True,
+                              check=False, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_the_daemon_accepts_its_configuration(self):
         muond = pathlib.Path(os.environ["MUOND_BIN_DIR"]) / "muond"
