@@ -115,7 +115,8 @@ def parameters_of(state):
         ids = [identity for group in groups for identity in group["params"]]
         group_of = {identity: group for group in groups for identity in group["params"]}
         if len(ids) != len(optimizer["names"]):
-            sys.exit(f"{optimizer['class']}: {len(ids)} parameters, {len(optimizer['names'])} names")
+            sys.exit(f"{optimizer['class']}: {len(ids)} parameters, names of "
+                     f"{len(optimizer['names'])}")
         for name, identity in zip(optimizer["names"], ids):
             entry = optimizer["state_dict"]["state"].get(identity, {})
             master = state["model"][name].detach().to(torch.float32)

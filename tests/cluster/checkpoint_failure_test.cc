@@ -36,9 +36,8 @@ TEST_P(CheckpointFailure, TheOneBeforeIsTakenWhenTheNewestIsDamaged) {
   EXPECT_EQ(run.session().next_step(), 2);
   EXPECT_EQ(run.TensorDigest(), digest2_);
   const std::string metrics = cluster.service(0).Metrics();
-  const std::string total = "muond_checkpoints_total{run=\"run\",result=";
-  EXPECT_THAT(metrics, HasSubstr(total + "\"restore_failed\"} 1"));
-  EXPECT_THAT(metrics, HasSubstr(total + "\"restored\"} 1"));
+  EXPECT_THAT(metrics, HasSubstr(CheckpointsCounted("restore_failed", 1)));
+  EXPECT_THAT(metrics, HasSubstr(CheckpointsCounted("restored", 1)));
 }
 
 TEST_P(CheckpointFailure, ADamagedManifestDoesNotCount) {
@@ -114,7 +113,7 @@ TEST_P(CheckpointFailure, ASaveThatFailsIsCountedAndStepsGoOn) {
   std::ofstream(directory_.path() + "/run");  // a file where the run's directory is to be
   EXPECT_FALSE(run.admin().SaveCheckpoint("run").ok());
   EXPECT_THAT(cluster.service(0).Metrics(),
-              HasSubstr("muond_checkpoints_total{run=\"run\",result=\"save_failed\"} 1"));
+              HasSubstr(CheckpointsCounted("save_failed", 1)));
   Story(run, 2, 3);
   std::filesystem::remove(directory_.path() + "/run");
   EXPECT_EQ(Must(run.admin().SaveCheckpoint("run")).name(), "ckpt-3");

@@ -48,8 +48,6 @@ TEST_P(DeepSpeed2898, ResumesOnAnyNumberOfDaemons) {
     EXPECT_EQ(outcomes[step - kSaved], Reference().outcomes[step]) << step;
   }
   EXPECT_EQ(run.TensorDigest(), Reference().digest);
-  EXPECT_EQ(run.Describe("v").t(), 5);
-  EXPECT_EQ(run.Describe("a").t(), 6);
 }
 INSTANTIATE_TEST_SUITE_P(Daemons, DeepSpeed2898,
                          ::testing::Values(std::pair(1, 1), std::pair(1, 2), std::pair(2, 3),
@@ -105,7 +103,7 @@ TEST(CheckpointRanks, AnotherNumberOfRanksGoesOnWithTheSameLossScale) {
   {
     auto service = StartService(WithCheckpoints(directory));
     TestRun run(*service, StorySpec());
-    scale = Story(run, 0, 4).back().next_loss_scale;
+    scale = Story(run, 0, 6).back().next_loss_scale;
     Must(run.admin().SaveCheckpoint("run"));
   }
   ASSERT_NE(scale, 256);
@@ -115,9 +113,9 @@ TEST(CheckpointRanks, AnotherNumberOfRanksGoesOnWithTheSameLossScale) {
   TestRun run(*service, spec, {.cut = {Cut::kFlat}, .resume = true});
   for (const std::int64_t rank : {0, 1}) {
     EXPECT_EQ(run.session(rank).loss_scale(), scale);
-    EXPECT_EQ(run.session(rank).next_step(), 4);
+    EXPECT_EQ(run.session(rank).next_step(), 6);
   }
-  EXPECT_TRUE(StoryStep(run, 4).applied);
+  EXPECT_TRUE(StoryStep(run, 6).applied);
 }
 
 }  // namespace

@@ -61,6 +61,12 @@ class CheckpointDirectory {
   std::string path_;
 };
 
+// As /metrics has it.
+inline std::string CheckpointsCounted(const std::string& result, int count) {
+  return "muond_checkpoints_total{result=\"" + result + "\",run=\"run\"} " +
+         std::to_string(count);
+}
+
 inline ServiceOptions WithCheckpoints(const CheckpointDirectory& directory) {
   ServiceOptions options{.threads = 1, .peer_patience = absl::Milliseconds(500)};
   options.checkpoint_dir = directory.path();

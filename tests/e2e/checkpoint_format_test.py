@@ -146,7 +146,7 @@ class CheckpointFormatTest(ProcessTest):
     def test_python_safetensors_finds_tensors_by_logical_name_and_shape(self):
         python = find_venv()
         if python is None:
-            self.skipTest("SKIPPED: no Python with safetensors: pip could not install it here")
+            self.skipTest("SKIPPED: no Python with safetensors: pip can't install it here")
         root, _ = self.saved()
         folder = root / "killed/ckpt-5"
         done = subprocess.run([str(python), "-c", READ,
@@ -160,7 +160,7 @@ class CheckpointFormatTest(ProcessTest):
             self.assertEqual(tuple(shape), tensors[name].shape, name)
             self.assertEqual(total, float(tensors[name].astype(np.float64).sum()), name)
 
-    # DeepSpeed #8608, Megatron PR #5742: the state that each algorithm has, not two moments for all.
+    # DeepSpeed #8608, Megatron PR #5742: the state that an algorithm has, not two moments for all.
     def test_torch_state_goes_in_and_comes_out_again_and_to_deepspeed(self):
         if not TORCH.exists():
             self.skipTest(f"SKIPPED: {TORCH}: no Python with torch (MUOND_TORCH_PYTHON names one)")
@@ -179,7 +179,8 @@ class CheckpointFormatTest(ProcessTest):
         trainer = SpreadTrainer([daemon.unix], torch_run())
         self.assertEqual(trainer.join(30), 3)
         self.assertEqual(trainer.trainers[0].describe("norm")["norm"].t, 3)
-        saved = run_program("muonctl", "--endpoint", daemon.unix, "-o", "json", "checkpoint", "save")
+        saved = run_program("muonctl", "--endpoint", daemon.unix, "-o", "json", "checkpoint",
+                            "save")
         self.assertEqual(saved.returncode, 0, saved.stderr)
         folder = root / "from-torch" / json.loads(saved.stdout)["name"]
         run(CONVERT, "to-torch", folder, after)
