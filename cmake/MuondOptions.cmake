@@ -23,21 +23,25 @@ if(MUOND_CCACHE)
 endif()
 
 add_library(muond_flags INTERFACE)
-target_include_directories(muond_flags INTERFACE "${CMAKE_SOURCE_DIR}")
+target_include_directories(muond_flags INTERFACE
+  "$<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>" "$<INSTALL_INTERFACE:include/muond>")
 # No contraction: whether a*b+c is fused must not depend on the compiler's mood, or two builds of
 # the same source would train to different bits. Kernels that want an FMA say so.
+target_compile_features(muond_flags INTERFACE cxx_std_20)
 target_compile_options(muond_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers
-  -ffp-contract=off>)
+  $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unused-parameter>>
+  $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>>
+  $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>>)
 if(MUOND_WERROR)
-  target_compile_options(muond_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  target_compile_options(muond_flags INTERFACE
+    $<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Werror>>)
 endif()
 
 # Instrumentation hides initializations from g++'s analysis, and at -O3 so does the inlining of a
 # moved std::variant: it then warns of the standard library. The dev build keeps the warning.
 if(MUOND_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Release")
   target_compile_options(muond_flags INTERFACE
-    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
+    $<BUILD_INTERFACE:$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>>)
 endif()
 if(MUOND_SANITIZE STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined

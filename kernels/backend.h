@@ -91,7 +91,8 @@ struct NewtonSchulzRule {
 
 // The input U and the output O of Newton-Schulz are kept in the backend's own element type, its
 // iterate dtype: fp32 on the CPU, 16 bits where the products are made of 16-bit values anyway. U is
-// stored times a power of two, `u_scale`, so that a 16-bit type holds every magnitude of fp32.
+// stored times a power of two, `u_scale`, so that a 16-bit type holds every magnitude of fp32. For
+// the same reason O comes with an `o_scale`: norm_floor can make it as small as anything.
 
 // Momentum of a whole parameter: writes the new M and U = G + ... as the rule says; without
 // Nesterov U is a copy of M: Newton-Schulz never sees M itself.
@@ -114,11 +115,17 @@ struct MatrixJob {
   double u_scale = 1;  // what `u` was stored with; matters to norm_floor only
 };
 
+struct MatrixShape {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+};
+
 struct NewtonSchulzResult {
   bool zero_input = false;  // U = 0, so O = 0 by definition
   bool fallback = false;    // the fast path was implausible; redone by the fp32 standard path
   bool failed = false;      // the fallback was bad as well: O must not be used
   double output_norm = 0;   // |O|_F
+  double o_scale = 1;       // O is this times what lies in `o`; not 1 only below norm_floor
 };
 
 // W <- decay W - step O, elementwise, in fp32.
@@ -226,8 +233,10 @@ class Backend {
   virtual Error Apply(std::span<const ApplyJob> jobs, std::span<StateScan> states) = 0;
   virtual Error AdamW(std::span<const AdamWJob> jobs, std::span<AdamWScan> scans) = 0;
 
-  // Bytes of scratch that NewtonSchulz keeps for jobs of at most rows x cols (Status, plan).
-  virtual std::size_t NewtonSchulzScratchBytes(std::int64_t rows, std::int64_t cols) const = 0;
+  // Bytes of scratch that NewtonSchulz takes for one call with jobs of these shapes, and keeps for
+  // the calls after it.
+  virtual std::size_t NewtonSchulzScratchBytes(std::span<const MatrixShape> shapes,
+                                               const NewtonSchulzRule& rule) const = 0;
 };
 
 // The power of two that U is stored with in `dtype` when no element exceeds `bound` in magnitude:

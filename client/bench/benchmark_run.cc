@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/bench/control_probe.h"
 #include "client/bench/process_memory.h"
 #include "client/bench/values.h"
 #include "client/cpp/admin.h"
@@ -63,12 +64,16 @@ class Benchmark {
     StartMemory();
     client::SessionOptions session;
     session.endpoint = options_.endpoint;
+    session.tls = options_.tls;
     session.channel = options_.channel;
     session.chunk_bytes = options_.chunk_bytes;
+    session.transport = options_.transport;
     MUOND_ASSIGN_OR_RETURN(
         session_,
         client::Session::Open(models::MakeRunSpec(options_.model, options_.run, options_.dtype), 0,
                               slices_, session));
+    result_.transport = session_->transports().front().name;
+    result_.transport_reason = session_->transports().front().reason;
     const absl::Status trained = Train();
     // The daemon must not keep a run whose trainer is gone; a failed training is the better
     // message.
@@ -81,7 +86,8 @@ class Benchmark {
  private:
   client::Admin MakeAdmin() const {
     return options_.channel != nullptr ? client::Admin(options_.channel, absl::Seconds(30))
-                                       : client::Admin(options_.endpoint, absl::Seconds(30));
+                                       : client::Admin(options_.endpoint, absl::Seconds(30),
+                                                       options_.tls);
   }
 
   absl::Status AskDaemon() {
@@ -162,12 +168,15 @@ class Benchmark {
     for (std::int64_t i = 1; i < options_.warmup; ++i) {
       MUOND_RETURN_IF_ERROR(Step(kLearningRate).status());
     }
+    std::optional<ControlProbe> probe;
+    if (options_.probe_control) probe.emplace(MakeAdmin());
     for (std::int64_t i = 0; i < options_.steps; ++i) {
       if (options_.before_step != nullptr) MUOND_RETURN_IF_ERROR(options_.before_step());
       MUOND_ASSIGN_OR_RETURN(const StepTimes times, Step(kLearningRate));
       result_.times.push_back(times);
       if (options_.after_step != nullptr) options_.after_step(times);
     }
+    if (probe) result_.control = probe->Stop();
     MUOND_RETURN_IF_ERROR(EndMemory());
     MUOND_RETURN_IF_ERROR(CompareStep());
     if (!parameters_.AllFinite()) {

@@ -16,6 +16,7 @@
 #include "client/bench/memory_need.h"
 #include "client/bench/sample_check.h"
 #include "client/models/model.h"
+#include "proto/tls.h"
 
 namespace grpc {
 class Channel;
@@ -37,6 +38,9 @@ struct BenchmarkOptions {
   std::int64_t steps = 20;    // measured, after `warmup` more
   std::int64_t warmup = 2;    // at least 1: the first step checks the transfer
   std::string endpoint;
+  TlsFiles tls;  // as in client::SessionOptions
+  std::string transport = "grpc";  // of SessionOptions
+  bool probe_control = false;      // time small calls while bytes flow
   std::string run = "bench";
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   std::uint64_t seed = 1;
@@ -56,6 +60,9 @@ struct BenchmarkOptions {
 };
 
 struct BenchmarkResult {
+  std::string transport;         // that was used
+  std::string transport_reason;  // as the session tells
+  std::vector<double> control;   // seconds of each small call of the probe
   std::string daemon_version, backend, backend_description;
   std::int64_t elements = 0;
   std::int64_t muon_matrices = 0;

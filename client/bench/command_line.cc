@@ -19,7 +19,6 @@ constexpr char kDescription[] =
 struct Words {
   std::string model = "tiny";
   std::string dtype = "f32";
-  std::string transport = "grpc";
   bool no_ceilings = false;
 };
 
@@ -27,6 +26,13 @@ void AddTarget(CLI::App& app, CommandLine& line, Words& words) {
   auto* endpoint =
       app.add_option("--endpoint,--target", line.options.endpoint,
                      "unix:///path or host:port [MUOND_ENDPOINT, else 127.0.0.1:7070]");
+  TlsFiles& tls = line.options.tls;
+  app.add_option("--tls-cert", tls.certificate,
+                 "this trainer's certificate, with --tls-key and --tls-ca [MUOND_TLS_CERT]");
+  app.add_option("--tls-key", tls.key, "its private key [MUOND_TLS_KEY]");
+  app.add_option("--tls-ca", tls.authority, "the authority's certificates [MUOND_TLS_CA]");
+  app.add_option("--tls-server-name", tls.server_name,
+                 "name in the daemon's certificate [MUOND_TLS_SERVER_NAME]");
   auto* in_process =
       app.add_flag("--in-process", line.in_process, "a service of this process, no daemon")
           ->excludes(endpoint);
@@ -35,7 +41,11 @@ void AddTarget(CLI::App& app, CommandLine& line, Words& words) {
   app.add_option("--threads", line.options.threads,
                  "of the ceilings and of --in-process; 0: one per core [0]")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--transport", words.transport, "how gradients and parameters go: grpc [grpc]");
+  app.add_option("--transport", line.transports,
+                 "how gradients and parameters go, several are measured in turn: grpc, arena [grpc]")
+      ->delimiter(',');
+  app.add_flag("--probe-control", line.options.probe_control,
+               "time small calls while bytes flow");
 }
 
 void AddWork(CLI::App& app, CommandLine& line, Words& words) {
@@ -87,11 +97,14 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
   } catch (const CLI::ParseError& error) {
     return absl::InvalidArgumentError(error.what());
   }
-  if (words.transport != "grpc") {
+  if (line.transports.empty()) line.transports = {"grpc"};
+  for (const std::string& transport : line.transports) {
+    if (transport == "grpc" || transport == "arena") continue;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--transport \"%s\": not offered by this build; expected grpc", words.transport));
+        "--transport \"%s\": not offered by this build; expected grpc or arena", transport));
   }
   BenchmarkOptions& options = line.options;
+  options.transport = line.transports.front();
   if (options.endpoint.empty()) options.endpoint = endpoint.empty() ? "127.0.0.1:7070" : endpoint;
   if (line.in_process) options.endpoint.clear();
   options.ceilings = !words.no_ceilings;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/bench/benchmark_run.h"
@@ -10,6 +11,7 @@ namespace muond::bench {
 
 struct CommandLine {
   BenchmarkOptions options;
+  std::vector<std::string> transports;  // measured one after another, the first in `options`
   bool in_process = false;         // a service of this process instead of options.endpoint
   std::string backend = "cpu";     // of that service
   std::string json;                // file, "-" for stdout; empty: none

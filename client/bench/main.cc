@@ -6,6 +6,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "client/bench/command_line.h"
@@ -35,12 +36,14 @@ int Fail(const absl::Status& status) {
 
 // Standard output belongs to whoever paces the steps, or to the JSON; the table goes where neither
 // is.
-int WriteReports(const CommandLine& line, const BenchmarkResult& result) {
-  const std::string json = ReportJson(line.options, result).dump(2) + "\n";
+int WriteReports(const CommandLine& line, const std::vector<BenchmarkResult>& results) {
+  const std::string json = ReportJson(line.options, results).dump(2) + "\n";
   if (line.json == "-") {
     std::cout << json;
   } else if (!line.paced) {
-    std::cout << ReportTable(line.options, result);
+    for (const BenchmarkResult& result : results) {
+      std::cout << ReportTable(line.options, result) << "\n";
+    }
   }
   if (!line.json.empty() && line.json != "-") {
     std::ofstream file(line.json);
@@ -48,15 +51,39 @@ int WriteReports(const CommandLine& line, const BenchmarkResult& result) {
       return Fail(absl::UnknownError(absl::StrFormat("cannot write \"%s\"", line.json)));
     }
   }
-  if (!result.SamplesPassed()) {
-    std::cerr << "muond-bench: the step disagrees with the fp64 reference\n";
-    return kWrongResult;
-  }
-  if (line.memory_must_fit && !MemoryWithinNeed(result.memory_need, result.memory_use)) {
-    std::cerr << "muond-bench: the daemon held more memory than the run needs\n";
-    return kWrongResult;
+  for (const BenchmarkResult& result : results) {
+    if (!result.SamplesPassed()) {
+      std::cerr << "muond-bench: the step disagrees with the fp64 reference\n";
+      return kWrongResult;
+    }
+    if (line.memory_must_fit && !MemoryWithinNeed(result.memory_need, result.memory_use)) {
+      std::cerr << "muond-bench: the daemon held more memory than the run needs\n";
+      return kWrongResult;
+    }
+    if (result.digest != results.front().digest) {
+      std::cerr << "muond-bench: transports lead to different states\n";
+      return kWrongResult;
+    }
   }
   return 0;
+}
+
+// One transport after another, with the ceilings of the first.
+absl::StatusOr<std::vector<BenchmarkResult>> RunAll(BenchmarkOptions& options,
+                                                    const std::vector<std::string>& transports) {
+  std::vector<BenchmarkResult> results;
+  for (const std::string& transport : transports) {
+    options.transport = transport;
+    auto result = RunBenchmark(options);
+    if (!result.ok()) return result.status();
+    if (!results.empty()) {
+      result->ceilings = results.front().ceilings;
+      result->bare_stream = results.front().bare_stream;
+    }
+    options.ceilings = false;
+    results.push_back(*std::move(result));
+  }
+  return results;
 }
 
 void Pace(BenchmarkOptions& options) {
@@ -108,8 +135,8 @@ int Main(int argc, char** argv) {
     service = *std::move(started);
     options.channel = service->channel();
   }
-  const absl::StatusOr<BenchmarkResult> result = RunBenchmark(options);
-  return result.ok() ? WriteReports(*line, *result) : Fail(result.status());
+  const auto results = RunAll(options, line->transports);
+  return results.ok() ? WriteReports(*line, *results) : Fail(results.status());
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ struct MemoryUse {
 // the model (stacks, stubs, messages on their way) is part of that for large models; kMemoryFixed
 // allows for it in small ones. True when not known.
 inline constexpr double kMemoryMargin = 0.10;
-inline constexpr std::int64_t kMemoryFixed = std::int64_t{24} << 20;
+inline constexpr std::int64_t kMemoryFixed = std::int64_t{32} << 20;
 bool MemoryWithinNeed(const MemoryNeed& need, const MemoryUse& use);
 
 }  // namespace muond::bench

@@ -220,15 +220,31 @@ Json SharesJson(const Shares& shares) {
           {"step_of_bf16", Number(shares.step_of_bf16)}};
 }
 
-// What one transport achieved; there is one so far.
+// Of the probe's calls, one in a hundred takes longer.
+std::optional<double> ControlP99(const BenchmarkResult& result) {
+  if (result.control.empty()) return std::nullopt;
+  std::vector<double> sorted = result.control;
+  std::sort(sorted.begin(), sorted.end());
+  return sorted[(sorted.size() * 99 - 1) / 100];
+}
+
+// What one transport achieved. Only gRPC is a stream that a bare one bounds.
 Json TransportJson(const BenchmarkOptions& options, const BenchmarkResult& result) {
   const std::vector<Phase> phases = PhasesOf(result);
+  const Shares shares = SharesOf(options, result);
+  const bool grpc = result.transport != "arena";
   return {{"push_gbps", *phases[0].rate / 1e9},
           {"pull_gbps", *phases[2].rate / 1e9},
           {"step_ms", phases[3].summary.median * 1e3},
           {"exposed_ms", phases[1].summary.median * 1e3},
           {"digest", result.digest},
-          {"share_of_bare_stream", Number(SharesOf(options, result).push_of_bare_stream)}};
+          {"reason", result.transport_reason},
+          {"push_of_memcpy", Number(shares.push_of_memcpy)},
+          {"pull_of_memcpy", Number(shares.pull_of_memcpy)},
+          {"control_p99_ms", Number(ControlP99(result), 1e3)},
+          {"share_of_bare_stream", grpc ? Number(shares.push_of_bare_stream) : Json(nullptr)},
+          {"pull_share_of_bare_stream",
+           grpc ? Number(shares.pull_of_bare_stream) : Json(nullptr)}};
 }
 
 Json CheckJson(const BenchmarkResult& result) {
@@ -268,11 +284,12 @@ std::string ReportTable(const BenchmarkOptions& options, const BenchmarkResult& 
   return absl::StrFormat(
              "%s in %s: %d tensors, %d elements, %d Muon matrices\n"
              "daemon %s (%s), backend %s, chunks of %d bytes\n"
-             "%d steps after %d to warm up; times in ms\n\n",
+             "%d steps after %d to warm up, over %s (%s); times in ms\n\n",
              options.model.name, kernels::DtypeName(options.dtype), options.model.tensors.size(),
              result.elements, result.muon_matrices, result.daemon_version, Target(options),
              result.backend_description.empty() ? result.backend : result.backend_description,
-             options.chunk_bytes, result.times.size(), options.warmup) +
+             options.chunk_bytes, result.times.size(), options.warmup, result.transport,
+             result.transport_reason) +
          PhaseTable(options, result) + "\n" + CeilingLines(options, result) + MemoryLine(result) +
          CheckLines(result);
 }
@@ -294,12 +311,22 @@ Json ReportJson(const BenchmarkOptions& options, const BenchmarkResult& result) 
       {"warmup", options.warmup},
       {"newton_schulz_fallbacks", result.fallbacks},
       {"phases", PhasesJson(result)},
-      {"transports", {{"grpc", TransportJson(options, result)}}},
+      {"transports",
+       {{result.transport.empty() ? "grpc" : result.transport, TransportJson(options, result)}}},
       {"ceilings", CeilingsJson(result)},
       {"shares", SharesJson(SharesOf(options, result))},
       {"check", CheckJson(result)},
       {"memory", MemoryJson(result)},
   };
+}
+
+Json ReportJson(const BenchmarkOptions& options, const std::vector<BenchmarkResult>& results) {
+  Json json = ReportJson(options, results.front());
+  for (const BenchmarkResult& result : results) {
+    if (&result == &results.front()) continue;
+    json["transports"][result.transport] = TransportJson(options, result);
+  }
+  return json;
 }
 
 Json ReadyJson(const BenchmarkOptions& options) {

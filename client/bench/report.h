@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "client/bench/benchmark_run.h"
 #include "nlohmann/json.hpp"
@@ -15,6 +16,9 @@ std::string ReportTable(const BenchmarkOptions& options, const BenchmarkResult& 
 // The same and every single time. Names carry their unit; docs/performance.md has the fields.
 // Figures that were not measured are null.
 nlohmann::ordered_json ReportJson(const BenchmarkOptions& options, const BenchmarkResult& result);
+// Of several transports: the first one's report, with all of them side by side in `transports`.
+nlohmann::ordered_json ReportJson(const BenchmarkOptions& options,
+                                  const std::vector<BenchmarkResult>& results);
 
 // What a program that paces the benchmark is told: once before the first step what is trained (each
 // tensor's name, shape, and whether Muon trains it), and after each step its times.

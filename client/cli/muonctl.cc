@@ -22,6 +22,7 @@ struct GlobalOptions {
   std::string run;
   std::string output = "table";
   std::string timeout = "5s";
+  TlsFiles tls;
 };
 
 std::string Lookup(const MuonctlHost& host, const std::string& name) {
@@ -39,6 +40,17 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& options) {
       ->type_name("FORMAT");
   app.add_option("--timeout", options.timeout, "of each call, as 5s [MUOND_TIMEOUT]")
       ->type_name("DURATION");
+  app.add_option("--tls-cert", options.tls.certificate,
+                 "your certificate (PEM), for daemons that ask for one [MUOND_TLS_CERT]")
+      ->type_name("FILE");
+  app.add_option("--tls-key", options.tls.key, "its private key [MUOND_TLS_KEY]")
+      ->type_name("FILE");
+  app.add_option("--tls-ca", options.tls.authority, "the authority's certificates [MUOND_TLS_CA]")
+      ->type_name("FILE");
+  app.add_option("--tls-server-name", options.tls.server_name,
+                 "name in the daemon's certificate, where it is not the host "
+                 "[MUOND_TLS_SERVER_NAME]")
+      ->type_name("NAME");
 }
 
 // The environment first; parsing the flags then overwrites.
@@ -46,6 +58,10 @@ GlobalOptions FromEnvironment(const MuonctlHost& host) {
   GlobalOptions options;
   options.endpoint = Lookup(host, "MUOND_ENDPOINT");
   options.run = Lookup(host, "MUOND_RUN");
+  options.tls = {.certificate = Lookup(host, "MUOND_TLS_CERT"),
+                 .key = Lookup(host, "MUOND_TLS_KEY"),
+                 .authority = Lookup(host, "MUOND_TLS_CA"),
+                 .server_name = Lookup(host, "MUOND_TLS_SERVER_NAME")};
   if (const std::string value = Lookup(host, "MUOND_OUTPUT"); !value.empty()) {
     options.output = value;
   }
@@ -96,7 +112,7 @@ int Run(const std::string& verb, const VerbBody& body, const GlobalOptions& opti
   }
   const std::string endpoint = options.endpoint.empty() ? DefaultEndpoint() : options.endpoint;
   client::Admin admin = host.channel != nullptr ? client::Admin(host.channel, timeout)
-                                                : client::Admin(endpoint, timeout);
+                                                : client::Admin(endpoint, timeout, options.tls);
   const bool plain = !Lookup(host, "NO_COLOR").empty() || Lookup(host, "TERM") == "dumb";
   VerbContext context{.admin = admin,
                       .endpoint = endpoint,

@@ -45,6 +45,7 @@ struct Verb {
 };
 
 VerbBody AttachBench(CLI::App& command);
+VerbBody AttachCheckpoint(CLI::App& command);
 VerbBody AttachCompletion(CLI::App& command);
 VerbBody AttachConfig(CLI::App& command);
 VerbBody AttachDigest(CLI::App& command);

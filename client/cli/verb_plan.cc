@@ -48,7 +48,7 @@ void AddFlags(CLI::App& command, PlanFlags& flags) {
       ->type_name("BYTES")
       ->transform(CLI::AsSizeValue(true));
   command.add_flag("--overlap", flags.overlap, "Newton-Schulz starts before the verdict");
-  command.add_option("--backend", flags.backend, "whose scratch to count: cpu or cuda")
+  command.add_option("--backend", flags.backend, "whose memory to count: cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command.add_option("--dtype", flags.dtype, "of gradients where the file says nothing")
@@ -201,7 +201,8 @@ VerbBody AttachPlan(CLI::App& command) {
     options.devices_per_daemon.assign(static_cast<std::size_t>(flags->daemons), flags->devices);
     options.memory_max_bytes = flags->memory_max;
     options.overlap = flags->overlap;
-    options.iterate_bytes = flags->backend == "cuda" ? 2 : 4;
+    options.device_memory = flags->backend == "cuda";
+    options.iterate_bytes = options.device_memory ? 2 : 4;
     MUOND_ASSIGN_OR_RETURN(const Plan plan, MakePlan(run, routing, options));
     context.out << (context.output == Output::kJson
                         ? JsonText(PlanJson(*flags, routing, plan))

@@ -15,6 +15,7 @@ const std::vector<Verb>& AllVerbs() {
       {"trace", "a Chrome/Perfetto trace of some steps on all daemons", &AttachTrace},
       {"health", "whether the daemon is well: exit code 0, or 3", &AttachHealth},
       {"digest", "digests of a run's whole optimizer state", &AttachDigest},
+      {"checkpoint", "save, restore, list, verify, show, compare, prune", &AttachCheckpoint},
       {"plan", "who would own what on how many daemons; asks none", &AttachPlan},
       {"drain", "take no new runs, or take them again", &AttachDrain},
       {"doctor", "what is wrong with this machine, and the remedy", &AttachDoctor},

@@ -26,12 +26,28 @@ absl::StatusOr<Reply> Ask(const std::shared_ptr<grpc::Channel>& channel, absl::D
   return reply;
 }
 
+template <typename Reply, typename Request>
+absl::StatusOr<Reply> AskCheckpoint(const std::shared_ptr<grpc::Channel>& channel,
+                                    absl::Duration timeout,
+                                    grpc::Status (v1::Checkpoint::Stub::*method)(
+                                        grpc::ClientContext*, const Request&, Reply*),
+                                    const Request& request) {
+  const auto stub = v1::Checkpoint::NewStub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  Reply reply;
+  MUOND_RETURN_IF_ERROR(FromGrpc((stub.get()->*method)(&context, request, &reply)));
+  return reply;
+}
+
 }  // namespace
 
-Admin::Admin(const std::string& endpoint, absl::Duration timeout) : timeout_(timeout) {
-  absl::StatusOr<std::string> target = ResolveTarget(endpoint);
-  endpoint_ = target.status();
-  if (target.ok()) channel_ = MakeChannel(*target, kControlMessageBytes);
+Admin::Admin(const std::string& endpoint, absl::Duration timeout, const TlsFiles& tls)
+    : timeout_(timeout) {
+  const absl::StatusOr<std::string> target = ResolveTarget(endpoint);
+  const absl::StatusOr<ChannelSecurity> security = ResolveSecurity(tls);
+  endpoint_ = target.ok() ? security.status() : target.status();
+  if (endpoint_.ok()) channel_ = MakeChannel(*target, kControlMessageBytes, *security);
 }
 
 Admin::Admin(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
@@ -59,6 +75,27 @@ absl::StatusOr<v1::DigestReply> Admin::Digest(const std::string& run, bool per_p
   request.set_run(run);
   request.set_per_parameter(per_parameter);
   return Ask(channel_, timeout_, &v1::Optimizer::Stub::Digest, request);
+}
+
+absl::StatusOr<v1::SaveReply> Admin::SaveCheckpoint(const std::string& run) {
+  MUOND_RETURN_IF_ERROR(endpoint_);
+  v1::SaveRequest request;
+  request.set_run(run);
+  request.set_wait_ms(absl::ToInt64Milliseconds(timeout_));
+  return AskCheckpoint<v1::SaveReply>(channel_, timeout_, &v1::Checkpoint::Stub::Save, request);
+}
+
+absl::StatusOr<v1::RestoreReply> Admin::RestoreCheckpoint(const std::string& run,
+                                                          const std::string& name,
+                                                          bool allow_relayout) {
+  MUOND_RETURN_IF_ERROR(endpoint_);
+  v1::RestoreRequest request;
+  request.set_run(run);
+  request.set_name(name);
+  request.set_allow_relayout(allow_relayout);
+  request.set_wait_ms(absl::ToInt64Milliseconds(timeout_));
+  return AskCheckpoint<v1::RestoreReply>(channel_, timeout_, &v1::Checkpoint::Stub::Restore,
+                                         request);
 }
 
 absl::StatusOr<std::string> Admin::Health(const std::string& service) {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "proto/channel.h"
+#include "absl/time/clock.h"
 #include "proto/check.h"
 
 namespace muond::client {
@@ -64,9 +64,13 @@ absl::StatusOr<std::string> ResolveTarget(const std::string& endpoint) {
   return endpoint;
 }
 
+absl::StatusOr<ChannelSecurity> ResolveSecurity(const TlsFiles& tls) {
+  return MakeChannelSecurity(tls.empty() ? TlsFromEnvironment() : tls);
+}
+
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
-    const std::string& endpoint, std::shared_ptr<grpc::Channel> channel,
-    std::int64_t chunk_bytes) {
+    const std::string& endpoint, std::shared_ptr<grpc::Channel> channel, std::int64_t chunk_bytes,
+    const ChannelSecurity& security) {
   std::unique_ptr<Connection> connection(new Connection());
   if (channel != nullptr) {
     connection->peer_ = "in-process";
@@ -75,12 +79,29 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
     return connection;
   }
   MUOND_ASSIGN_OR_RETURN(connection->peer_, ResolveTarget(endpoint));
-  connection->control_ =
-      v1::Optimizer::NewStub(MakeChannel(connection->peer_, kControlMessageBytes));
+  connection->control_channel_ = MakeChannel(connection->peer_, kControlMessageBytes, security);
+  connection->control_ = v1::Optimizer::NewStub(connection->control_channel_);
   // A chunk with its header; and a Pull that names some hundred thousand slices.
-  connection->bulk_ = MakeChannel(
-      connection->peer_, std::max(chunk_bytes + kMessageHeaderBytes, kControlMessageBytes));
+  connection->bulk_ =
+      MakeChannel(connection->peer_,
+                  std::max(chunk_bytes + kMessageHeaderBytes, kControlMessageBytes), security);
   return connection;
+}
+
+void Connection::Pause(absl::Duration duration) {
+  const absl::Time end = absl::Now() + duration;
+  for (grpc::Channel* channel : {control_channel_.get(), bulk_.get()}) {
+    if (control_channel_ == nullptr) break;  // inside the process: nothing to connect
+    // Waiting is what makes gRPC work on it.
+    if (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_READY) {
+      channel->WaitForConnected(absl::ToChronoTime(end));
+    }
+  }
+  absl::SleepFor(end - absl::Now());
+}
+
+std::string Connection::arena_socket() const {
+  return absl::StartsWith(peer_, "unix:") ? peer_.substr(5) + ".arena" : "";
 }
 
 }  // namespace muond::client

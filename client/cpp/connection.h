@@ -10,10 +10,15 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "grpcpp/channel.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/channel.h"
+#include "proto/tls.h"
 
 namespace muond::client {
+
+class ArenaLink;
 
 // What a message holds beside the payload of its chunk: names, ids, and room to grow.
 inline constexpr std::int64_t kMessageHeaderBytes = 64 * 1024;
@@ -24,23 +29,44 @@ inline constexpr std::int64_t kControlMessageBytes = std::int64_t{64} << 20;
 // $MUOND_ENDPOINT. INVALID_ARGUMENT that quotes the endpoint and shows what is meant.
 absl::StatusOr<std::string> ResolveTarget(const std::string& endpoint);
 
+// What channels are made with: by `tls`, or where that is empty by $MUOND_TLS_*, or plain. Errors
+// as CheckTlsFiles.
+absl::StatusOr<ChannelSecurity> ResolveSecurity(const TlsFiles& tls);
+
 // The channels of one session. Thread-safe.
 class Connection {
  public:
   // `channel`, when given, carries everything (an in-process server's has no connection to share).
   static absl::StatusOr<std::unique_ptr<Connection>> Open(const std::string& endpoint,
                                                           std::shared_ptr<grpc::Channel> channel,
-                                                          std::int64_t chunk_bytes);
+                                                          std::int64_t chunk_bytes,
+                                                          const ChannelSecurity& security = {});
 
   v1::Optimizer::Stub& control() { return *control_; }
   // For the streams of chunks, which are written and read as raw buffers (wire.h).
   const std::shared_ptr<grpc::Channel>& bulk() const { return bulk_; }
+  // Sleeps, and lets a connection that broke come back meanwhile: between calls nobody else in this
+  // process looks after its sockets, and gRPC itself does so every five seconds only.
+  void Pause(absl::Duration duration);
+  // The data path to this daemon, as Register chose it.
+  struct Path {
+    std::string name = "grpc";  // "grpc", "arena" or "inprocess"
+    std::string reason;
+    std::shared_ptr<ArenaLink> arena;  // of path "arena"
+  };
+  // Belongs to whoever calls this daemon.
+  Path& path() { return path_; }
+  // Beside the endpoint's own unix socket; empty for TCP.
+  std::string arena_socket() const;
+
   // For messages: the endpoint, or "in-process".
   const std::string& peer() const { return peer_; }
 
  private:
   Connection() = default;
   std::string peer_;
+  std::shared_ptr<grpc::Channel> control_channel_;  // null inside the process
+  Path path_;
   std::unique_ptr<v1::Optimizer::Stub> control_;
   std::shared_ptr<grpc::Channel> bulk_;
 };

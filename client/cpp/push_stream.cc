@@ -4,11 +4,13 @@
 #include <cstddef>
 
 #include "absl/strings/str_format.h"
-#include "client/cpp/wire.h"
+#include "client/cpp/arena_push.h"
+#include "client/cpp/cancel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/impl/rpc_method.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/sync_stream.h"
+#include "proto/chunk_message.h"
 #include "proto/convert.h"
 #include "proto/status.h"
 
@@ -21,9 +23,9 @@ using Writer = grpc::ClientWriter<grpc::ByteBuffer>;
 constexpr std::size_t kSmallMessageBytes = std::size_t{64} << 10;
 
 // Writes the slices as messages of type `Message`; `head` is the first one without its chunk.
-// False when the stream broke: its status tells why.
+// Ends early when the stream breaks: its status tells why.
 template <typename Message>
-bool WriteSlices(const PushJob& job, const Message& head, Writer& writer) {
+void WriteSlices(const PushJob& job, const Message& head, Writer& writer) {
   const Message empty;
   const Message* front = &head;
   for (const SlicePart& part : job.parts) {
@@ -40,21 +42,21 @@ bool WriteSlices(const PushJob& job, const Message& head, Writer& writer) {
         const std::int64_t count = std::min(step, range.first + range.count - at);
         header.set_offset(at);
         const auto* data = static_cast<const std::byte*>(source.data) + at * element_bytes;
-        const grpc::ByteBuffer message =
-            EncodeChunkMessage(*front, Message::kChunkFieldNumber, header, data,
-                               static_cast<std::size_t>(count * element_bytes));
+        SentChunk chunk{Message::kChunkFieldNumber, header,
+                        CopyToSlice(data, static_cast<std::size_t>(count * element_bytes))};
+        const grpc::ByteBuffer message = EncodeChunks(*front, {&chunk, 1});
         // The end of the stream flushes what still waits.
         grpc::WriteOptions options;
         if (message.Length() < kSmallMessageBytes) options.set_buffer_hint();
-        if (!writer.Write(message, options)) return false;
+        if (!writer.Write(message, options)) return;
         front = &empty;
       }
     }
   }
-  if (front != &head) return true;
+  if (front != &head) return;
   // Nothing to send, but the daemon must learn who opened the stream.
   const grpc::Slice slice(head.SerializeAsString());
-  return writer.Write(grpc::ByteBuffer(&slice, 1));
+  writer.Write(grpc::ByteBuffer(&slice, 1));
 }
 
 template <typename Message, typename Reply>
@@ -62,24 +64,35 @@ CallResult Send(const PushJob& job, const char* method, const Message& head, abs
                 Reply* reply) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
+  const CallScope::Call scoped(context);
+  const CancelScope scope(job.canceller, job.epoch, &context);
   reply->Clear();
   const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::CLIENT_STREAMING);
   const std::unique_ptr<Writer> writer(
       grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(job.channel.get(), rpc,
                                                                     &context, reply));
-  const bool written = WriteSlices(job, head, *writer);
+  WriteSlices(job, head, *writer);
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   if (!status.ok()) return {FromGrpc(status), PositionFrom(context)};
+  return {};
+}
+
+// Whichever way the slices go, the daemon must have counted as many as were sent.
+template <typename Message, typename Reply>
+CallResult SendAndCount(const PushJob& job, const char* method, const Message& head,
+                        absl::Time deadline, Reply* reply) {
+  reply->Clear();
+  CallResult result = job.arena != nullptr ? SendThroughArena(job, head, deadline, reply)
+                                           : Send(job, method, head, deadline, reply);
   const auto sent = static_cast<std::int64_t>(job.parts.size());
   const std::int64_t taken = reply->slices_accepted() + reply->slices_duplicate();
-  if (!written || taken != sent) {
-    return {absl::DataLossError(absl::StrFormat(
-                "run \"%s\": %s: the daemon took %d of %d slices", job.id.run(), method, taken,
-                sent)),
-            std::nullopt};
+  if (result.status.ok() && taken != sent) {
+    result.status =
+        absl::DataLossError(absl::StrFormat("run \"%s\": %s: the daemon took %d of %d slices",
+                                            job.id.run(), method, taken, sent));
   }
-  return {};
+  return result;
 }
 
 }  // namespace
@@ -88,7 +101,7 @@ CallResult SendInitialize(const PushJob& job, absl::Time deadline, v1::Initializ
   v1::InitializeRequest head;
   *head.mutable_id() = job.id;
   head.set_rank(job.rank);
-  return Send(job, "/muond.v1.Optimizer/Initialize", head, deadline, reply);
+  return SendAndCount(job, "/muond.v1.Optimizer/Initialize", head, deadline, reply);
 }
 
 CallResult SendPush(const PushJob& job, std::int64_t step, absl::Time deadline,
@@ -97,7 +110,7 @@ CallResult SendPush(const PushJob& job, std::int64_t step, absl::Time deadline,
   *head.mutable_id() = job.id;
   head.set_rank(job.rank);
   head.set_step(step);
-  CallResult result = Send(job, "/muond.v1.Optimizer/Push", head, deadline, reply);
+  CallResult result = SendAndCount(job, "/muond.v1.Optimizer/Push", head, deadline, reply);
   if (!result.status.ok()) return result;
   std::int64_t bytes = 0;
   for (const SlicePart& part : job.parts) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
@@ -12,16 +14,23 @@ namespace {
 constexpr absl::Duration kInitialDelay = absl::Milliseconds(20);
 constexpr absl::Duration kMaxDelay = absl::Seconds(1);
 
+// Time was up before the daemon said anything: gRPC's own words, not a daemon's.
+bool TimeWasUp(const absl::Status& status) {
+  return absl::IsDeadlineExceeded(status) && status.message() == "Deadline Exceeded";
+}
+
 // gRPC's own words say neither which call nor which daemon.
-absl::Status Explain(const RetryPlan& plan, const absl::Status& status, int attempts,
+absl::Status Explain(const RetryPlan& plan, const CallResult& result, int attempts,
                      absl::Duration elapsed) {
-  const bool transport = absl::IsUnavailable(status) || absl::IsCancelled(status) ||
-                         (absl::IsDeadlineExceeded(status) &&
-                          status.message() == "Deadline Exceeded");
-  if (!transport) return status;
+  const absl::Status& status = result.status;
+  if (!absl::IsUnavailable(status) && !absl::IsCancelled(status) && !TimeWasUp(status)) {
+    return status;
+  }
+  // A position comes from a daemon that is there and waits for something itself.
+  const char* said = result.position.has_value() ? "still refused by" : "no answer from";
   return absl::Status(
       status.code(),
-      absl::StrFormat("%s: no answer from %s within %s (%d attempt%s): %s", plan.what, plan.peer,
+      absl::StrFormat("%s: %s %s within %s (%d attempt%s): %s", plan.what, said, plan.peer,
                       absl::FormatDuration(absl::Trunc(elapsed, absl::Milliseconds(1))), attempts,
                       attempts == 1 ? "" : "s", status.message()));
 }
@@ -56,17 +65,29 @@ CallResult CallWithRetries(const RetryPlan& plan,
                            const RetryClock& clock) {
   const absl::Time start = clock.now();
   absl::BitGen random;
-  Attempt attempt{.number = 1, .deadline = start + plan.timeout};
+  Attempt attempt{.number = 1,
+                  .deadline = start + plan.timeout,
+                  .canceller = plan.canceller,
+                  .epoch = plan.epoch};
+  std::optional<CallResult> unavailable;  // the last such answer: it says who or what is missing
   for (;; ++attempt.number) {
     CallResult result = call(attempt);
     if (result.status.ok()) return result;
-    const absl::Duration delay = BackoffDelay(attempt.number, random);
-    if (!WorthRepeating(result, plan.kind, plan.generation, attempt.number) ||
-        clock.now() + delay >= attempt.deadline) {
-      result.status = Explain(plan, result.status, attempt.number, clock.now() - start);
+    if (plan.canceller != nullptr && plan.canceller->epoch() != plan.epoch) {
+      result.status = absl::CancelledError(absl::StrFormat("%s: cancelled", plan.what));
       return result;
     }
-    clock.sleep(delay);
+    if (absl::IsUnavailable(result.status)) unavailable = result;
+    const absl::Duration delay = BackoffDelay(attempt.number, random);
+    const CallScope* scope = CallScope::Current();
+    if (!WorthRepeating(result, plan.kind, plan.generation, attempt.number) ||
+        clock.now() + delay >= attempt.deadline || (scope != nullptr && scope->given_up())) {
+      // A last attempt had no time left for an answer; the one before it had.
+      if (TimeWasUp(result.status) && unavailable.has_value()) result = *std::move(unavailable);
+      result.status = Explain(plan, result, attempt.number, clock.now() - start);
+      return result;
+    }
+    (plan.pause ? plan.pause : clock.sleep)(delay);
   }
 }
 

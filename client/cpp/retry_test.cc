@@ -106,6 +106,27 @@ TEST(CallWithRetries, GivesUpBeforeTheDeadlineAndSaysWhatWhoAndHowOften) {
   EXPECT_THAT(message, HasSubstr("(" + std::to_string(calls) + " attempts): connection refused"));
 }
 
+// Somebody else is away, and the daemon that was asked says so, until there is no time to say it.
+TEST(CallWithRetries, AnAttemptWithoutTimeDoesNotHideWhatWasSaidBefore) {
+  FakeTime time;
+  const CallResult result = CallWithRetries(
+      Plan(absl::Seconds(3)),
+      [&](const Attempt& attempt) {
+        if (time.now < attempt.deadline - absl::Seconds(1)) {
+          return CallResult{absl::UnavailableError("daemon \"b\" is out of reach"),
+                            v1::RunPosition()};
+        }
+        time.now = attempt.deadline;
+        return CallResult{absl::DeadlineExceededError("Deadline Exceeded"), {}};
+      },
+      time.Clock());
+  EXPECT_TRUE(absl::IsUnavailable(result.status)) << result.status;
+  EXPECT_TRUE(result.position.has_value());
+  EXPECT_THAT(std::string(result.status.message()),
+              ::testing::AllOf(HasSubstr("finish step 3: still refused by unix:/p within 3s ("),
+                               HasSubstr("attempts): daemon \"b\" is out of reach")));
+}
+
 TEST(CallWithRetries, ReturnsTheDaemonsRefusalAsItIs) {
   FakeTime time;
   int calls = 0;

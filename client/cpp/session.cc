@@ -1,15 +1,18 @@
-// Joining and leaving a run, and its parameters on the way in and out; session_step.cc has the
-// steps.
+// Joining and leaving a run; session_values.cc has its parameters on the way in and out,
+// session_step.cc the steps.
 #include "client/cpp/session.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "client/cpp/arena.h"
+#include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
-#include "client/cpp/pull_stream.h"
-#include "client/cpp/push_stream.h"
+#include "client/cpp/push_queue.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/slice_table.h"
 #include "proto/check.h"
@@ -30,6 +33,11 @@ absl::Status CheckOptions(const SessionOptions& options) {
   MUOND_RETURN_IF_ERROR(check_timeout("call_timeout", options.call_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("step_timeout", options.step_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("bulk_timeout", options.bulk_timeout));
+  if (options.transport != "auto" && options.transport != "grpc" && options.transport != "arena") {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("session options: transport \"%s\": expected auto, grpc or arena",
+                        options.transport));
+  }
   constexpr std::int64_t kMin = 1024;
   constexpr std::int64_t kMax = std::int64_t{1} << 30;  // far below protobuf's 2 GiB
   if (options.chunk_bytes < kMin || options.chunk_bytes > kMax) {
@@ -47,7 +55,11 @@ bool SameDaemons(const v1::RegisterReply& a, const v1::RegisterReply& b) {
 
 }  // namespace
 
-Session::Session() = default;
+Session::Session()
+    : canceller_(std::make_unique<Canceller>()),
+      queue_(std::make_unique<PushQueue>(
+          [this](std::span<const SliceSource> gradients) { return PushOnce(gradients); })) {}
+
 Session::~Session() = default;
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std::int64_t rank,
@@ -56,7 +68,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std:
   MUOND_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Session> session(new Session());
   MUOND_ASSIGN_OR_RETURN(session->daemons_,
-                         Daemons::Open(options.endpoint, options.channel, options.chunk_bytes));
+                         Daemons::Open(options.endpoint, options.channel, options.chunk_bytes,
+                                       options.tls));
   session->options_ = options;
   session->spec_ = spec;
   session->slices_ = slices;
@@ -75,14 +88,20 @@ CallResult Session::RegisterWith(int daemon, v1::RegisterReply* reply) {
   request.set_session(options_.session);
   SlicesToProto(slices_, request.mutable_slices());
   request.set_client(kClientName);
-  return CallWithRetries(
+  if (options_.transport != "auto") request.set_transport(options_.transport);
+  request.add_transports("arena");
+  request.set_boot_id(BootId());
+  CallResult result = CallWithRetries(
       Plan(daemon, "register", options_.call_timeout), [&](const Attempt& attempt) {
         return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Register, request,
-                        reply, attempt.deadline);
+                        reply, attempt);
       });
+  if (result.status.ok()) result.status = ChoosePath(daemon, *reply);
+  return result;
 }
 
 absl::Status Session::Rejoin() {
+  DrainQueue();  // what it pushed belongs to the step that is given up
   v1::RegisterReply first;
   MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), &first).status);
   MUOND_RETURN_IF_ERROR(daemons_->Adopt(first));
@@ -95,33 +114,66 @@ absl::Status Session::Rejoin() {
   return Adopt(replies);
 }
 
-absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
+// FAILED_PRECONDITION unless all daemons see the same run on the same daemons.
+absl::Status Session::CheckAlike(const std::vector<v1::RegisterReply>& replies) const {
   const v1::RegisterReply& home = replies[daemons_->home()];
-  // A daemon that has not consumed the last step yet will, by the votes of all.
-  const v1::RegisterReply* behind = &home;
   for (int daemon = 0; daemon < daemons_->count(); ++daemon) {
     const v1::RegisterReply& reply = replies[daemon];
+    const std::string pair =
+        absl::StrFormat("run \"%s\": register: daemons \"%s\" and \"%s\"", spec_.name,
+                        (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer());
     if (!SameDaemons(home, reply) || (daemons_->count() > 1 && reply.daemon() != daemon)) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "run \"%s\": register: daemons \"%s\" and \"%s\" have different lists of peers: start "
-          "all with one list in one order",
-          spec_.name, (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer()));
+          "%s have different lists of peers: start all with one list in one order", pair));
+    }
+    if (reply.devices() != home.devices()) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("%s have %d and %d devices: a run needs equally many on every daemon "
+                          "(--devices)",
+                          pair, home.devices(), reply.devices()));
     }
     if (reply.plan_hash() != home.plan_hash()) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "run \"%s\": register: daemons \"%s\" and \"%s\" have different plans (%s and %s): they "
-          "must run one version with one list of peers",
-          spec_.name, (*daemons_)[daemons_->home()].peer(), (*daemons_)[daemon].peer(),
-          home.plan_hash(), reply.plan_hash()));
+          "%s have different plans (%s and %s): they must run one version with one list of peers",
+          pair, home.plan_hash(), reply.plan_hash()));
     }
-    if (reply.position().next_step() < behind->position().next_step()) behind = &reply;
-    generation_ = daemon == 0 ? reply.position().generation()
-                              : std::max(generation_, reply.position().generation());
   }
+  return absl::OkStatus();
+}
+
+// Whether the daemons can take a step together.
+void Session::CompareStates(const std::vector<v1::RegisterReply>& replies) {
+  const v1::RunPosition& home = replies[daemons_->home()].position();
+  one_generation_ = true;
+  mixed_ = absl::OkStatus();
+  for (int daemon = 0; daemon < daemons_->count(); ++daemon) {
+    const v1::RunPosition& position = replies[daemon].position();
+    one_generation_ = one_generation_ && position.generation() == home.generation();
+    if (position.lineage() == home.lineage()) continue;
+    mixed_ = absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": the daemons' states don't belong together: daemon \"%s\" has that of "
+        "generation %d, daemon \"%s\" that of generation %d (0: none): re-initialize the run from "
+        "the trainers' parameters, or restore a checkpoint on all",
+        spec_.name, (*daemons_)[daemons_->home()].peer(), home.lineage(),
+        (*daemons_)[daemon].peer(), position.lineage()));
+  }
+}
+
+absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
+  MUOND_RETURN_IF_ERROR(CheckAlike(replies));
+  CompareStates(replies);
+  const v1::RegisterReply& home = replies[daemons_->home()];
   MUOND_ASSIGN_OR_RETURN(OwnerTable owners, OwnerTable::Make(spec_, home));
   owners_ = std::make_unique<OwnerTable>(std::move(owners));
   registered_ = home;
-  *registered_.mutable_position() = behind->position();
+  // A daemon that has not consumed the last step yet will, by the votes of all.
+  const v1::RegisterReply* at = &home;
+  generation_ = 0;
+  for (const v1::RegisterReply& reply : replies) {
+    if (reply.position().next_step() < at->position().next_step()) at = &reply;
+    generation_ = std::max(generation_, reply.position().generation());
+  }
+  *registered_.mutable_position() = at->position();
   for (const v1::RegisterReply& reply : replies) {
     if (reply.position().state() != v1::RUN_STATE_NEEDS_RESTORE) continue;
     *registered_.mutable_position() = reply.position();
@@ -131,55 +183,13 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
                                                               : position.next_step();
   last_outcome_.reset();
   if (position.has_last_outcome()) last_outcome_ = FromProto(position.last_outcome());
-  loss_scale_ = behind->loss_scale();
+  // The scale of a daemon that stands elsewhere is another step's.
+  loss_scale_ = at->loss_scale();
+  for (const v1::RegisterReply& reply : replies) {
+    if (reply.position().next_step() == next_step_) loss_scale_ = reply.loss_scale();
+  }
   step_ = -1;
   return absl::OkStatus();
-}
-
-std::vector<SlicePart> Session::PartsFor(int daemon, std::span<const SliceSource> sources) const {
-  std::vector<SlicePart> parts;
-  for (const SliceSource& source : sources) {
-    const Box& box = table_->BoxOf(source.parameter, source.slice);
-    std::vector<ElementRange> ranges = owners_->Owned(daemon, source.parameter, box);
-    if (!ranges.empty()) parts.push_back({&source, std::move(ranges)});
-  }
-  return parts;
-}
-
-absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
-  MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
-  std::vector<v1::InitializeReply> replies(daemons_->count());
-  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
-    const std::vector<SlicePart> parts = PartsFor(daemon, values);
-    const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
-    RetryPlan plan = Plan(daemon, "initialize", options_.bulk_timeout);
-    plan.kind = CallKind::kStream;
-    return CallWithRetries(plan, [&](const Attempt& attempt) {
-      return SendInitialize(job, attempt.deadline, &replies[daemon]);
-    });
-  });
-  MUOND_RETURN_IF_ERROR(result.status);
-  return std::all_of(replies.begin(), replies.end(),
-                     [](const v1::InitializeReply& reply) { return reply.complete(); });
-}
-
-absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master) {
-  MUOND_RETURN_IF_ERROR(table_->Check(sinks, master));
-  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
-    std::vector<SinkPart> parts;
-    for (const SliceSink& sink : sinks) {
-      const Box& box = table_->BoxOf(sink.parameter, sink.slice);
-      std::vector<ElementRange> ranges = owners_->Owned(daemon, sink.parameter, box);
-      if (!ranges.empty()) parts.push_back({&sink, &box, std::move(ranges)});
-    }
-    const PullJob job{connection.bulk(), Id(), rank_, version, parts, master, ChunkBytes()};
-    RetryPlan plan =
-        Plan(daemon, absl::StrFormat("pull of version %d", version), options_.bulk_timeout);
-    plan.kind = CallKind::kStream;
-    return CallWithRetries(
-        plan, [&](const Attempt& attempt) { return ReceivePull(job, attempt.deadline); });
-  });
-  return result.status;
 }
 
 absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
@@ -195,7 +205,7 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
         request.set_wait_ms(WaitMs(attempt.deadline));
         CallResult once =
             CallOnce((*daemons_)[home].control(), &v1::Optimizer::Stub::RaiseGeneration, request,
-                     &reply, attempt.deadline);
+                     &reply, attempt);
         if (absl::IsUnavailable(once.status)) answer = once.status;
         return once;
       });
@@ -205,6 +215,25 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
   return Rejoin();
 }
 
+absl::Status Session::AwaitRestore(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  absl::BitGen random;
+  for (int attempt = 1;; ++attempt) {
+    const absl::Status joined = Rejoin();
+    // A daemon that is still coming back can't be asked yet.
+    if (!joined.ok() && !absl::IsUnavailable(joined) && !absl::IsDeadlineExceeded(joined)) {
+      return joined;
+    }
+    if (joined.ok() && state() != v1::RUN_STATE_NEEDS_RESTORE) return absl::OkStatus();
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrFormat(
+          "run \"%s\": restore: %s", spec_.name,
+          joined.ok() ? "its state was not restored in time" : joined.message()));
+    }
+    absl::SleepFor(std::min(BackoffDelay(attempt, random), deadline - absl::Now()));
+  }
+}
+
 absl::Status Session::RaiseGeneration(const std::string& reason) { return Raise(false, reason); }
 
 absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
@@ -212,11 +241,13 @@ absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   MUOND_RETURN_IF_ERROR(Rejoin());
   // Another rank may have raised it for all: then only the values are missing.
-  if (state() != v1::RUN_STATE_OPENING) MUOND_RETURN_IF_ERROR(Raise(true, reason));
+  const bool raised = state() == v1::RUN_STATE_OPENING && one_generation_ && mixed_.ok();
+  if (!raised) MUOND_RETURN_IF_ERROR(Raise(true, reason));
   return Initialize(values);
 }
 
 absl::StatusOr<bool> Session::Close() {
+  DrainQueue();
   v1::CloseRequest request;
   *request.mutable_id() = Id();
   request.set_rank(rank_);
@@ -227,7 +258,7 @@ absl::StatusOr<bool> Session::Close() {
         Plan(daemon, "close", options_.call_timeout), [&](const Attempt& attempt) {
           repeated = attempt.number > 1;
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Close, request,
-                          &replies[daemon], attempt.deadline);
+                          &replies[daemon], attempt);
         });
     // The first attempt's reply was lost: the run that is not there is the one it closed.
     if (repeated && absl::IsNotFound(closed.status)) {
@@ -258,7 +289,13 @@ RetryPlan Session::Plan(int daemon, const std::string& action, absl::Duration ti
           .peer = (*daemons_)[daemon].peer(),
           .kind = CallKind::kControl,
           .timeout = timeout,
-          .generation = generation_};
+          .generation = generation_,
+          .pause =
+              [connection = &(*daemons_)[daemon]](absl::Duration delay) {
+                connection->Pause(delay);
+              },
+          .canceller = canceller_.get(),
+          .epoch = canceller_->epoch()};
 }
 
 }  // namespace muond::client

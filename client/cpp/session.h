@@ -12,11 +12,13 @@
 // is finished. UNAVAILABLE, ABORTED streams and DATA_LOSS are retried here within the deadline
 // (retry.h); what is returned needs the caller: see each method. Pushes only read the caller's
 // buffers.
-// Thread rule: one thread at a time per Session; Sessions are independent.
+// Thread rule: one thread at a time per Session, Cancel from any; Sessions are independent.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -26,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/tls.h"
 #include "proto/values.h"
 
 namespace grpc {
@@ -34,8 +37,12 @@ class Channel;
 
 namespace muond::client {
 
+class Canceller;
+class Connection;
 class Daemons;
+class ArenaLink;
 class OwnerTable;
+class PushQueue;
 class SliceTable;
 struct CallResult;
 struct RetryPlan;
@@ -45,6 +52,8 @@ struct SessionOptions {
   // "unix:///run/muond/muond.sock" or "127.0.0.1:7070"; empty: $MUOND_ENDPOINT. Any daemon of the
   // run will do: it names the others.
   std::string endpoint;
+  // Who this trainer is to daemons on other machines; empty: $MUOND_TLS_CERT, _KEY, _CA, or none.
+  TlsFiles tls;
   // Takes the place of `endpoint`: an in-process server's channel.
   std::shared_ptr<grpc::Channel> channel;
   std::string session;                                // identity across restarts; empty: "rank-<n>"
@@ -52,6 +61,34 @@ struct SessionOptions {
   absl::Duration step_timeout = absl::Seconds(120);   // of Finish: waiting for the other ranks
   absl::Duration bulk_timeout = absl::Seconds(300);   // of one Initialize, Push or Pull stream
   std::int64_t chunk_bytes = std::int64_t{1} << 20;   // payload of one message
+  // How gradients and parameters go: "auto" takes the best path that the daemon offers, "grpc" and
+  // "arena" (memory shared with a daemon on this host) are taken or refused.
+  std::string transport = "auto";
+  std::int64_t arena_window_bytes = std::int64_t{4} << 20;  // a multiple of 4096
+  std::int64_t arena_windows = 2;  // in each direction: one is filled while the other is drained
+};
+
+// The data path to one daemon, and why it is no other.
+struct ChosenTransport {
+  std::string daemon;  // address
+  std::string name;    // "grpc", "arena" or "inprocess"
+  std::string reason;  // in words
+};
+
+// Slices that are pushed in the background. Thread-safe.
+class PushTicket {
+ public:
+  // What became of them; DEADLINE_EXCEEDED when they are still on their way after `timeout`.
+  absl::Status Wait(absl::Duration timeout);
+  bool done() const;
+
+ private:
+  friend class PushQueue;
+  void End(const absl::Status& status);
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  absl::Status status_;
 };
 
 // One slice's values to send: `elements` values of `dtype`, the row-major order of the box.
@@ -96,6 +133,8 @@ class Session {
   // Where the run stood at the last Register; NEEDS_RESTORE when a daemon lost its state.
   v1::RunState state() const { return registered_.position().state(); }
   int daemons() const;
+  // By daemon, in the plan's order. Changes when a path is lost: the reason tells.
+  std::vector<ChosenTransport> transports() const;
   // Of the newest step that this session or, before it joined, the run has seen the end of.
   const std::optional<StepOutcome>& last_outcome() const { return last_outcome_; }
 
@@ -111,11 +150,25 @@ class Session {
   // was raised or the step's attempt was given up; Rejoin, then start the step again from Begin.
   absl::Status Begin(const StepBegin& begin);
   absl::Status Push(std::span<const SliceSource> gradients);
+  // Push in the background, for trainers that push each parameter when its gradient is ready:
+  // returns at once, after the checks. The buffers must stay as they are until the ticket is done;
+  // every other method waits for what is on its way, and Finish returns the first failure.
+  absl::StatusOr<std::shared_ptr<PushTicket>> PushAsync(std::span<const SliceSource> gradients);
   absl::StatusOr<StepOutcome> Finish(const std::vector<std::string>& absent = {});
+
+  // From any thread: every call that is under way, and what PushAsync has queued, returns
+  // CANCELLED. The run is as if the trainer had been silent; later calls work.
+  void Cancel();
 
   // Registers again under the same session name and adopts generation, next step, loss scale and
   // last outcome. Step does so by itself.
   absl::Status Rejoin();
+
+  // Rejoins until the daemons have restored the run from a checkpoint: what to do when Step is told
+  // that the run needs a restore, and after opening a session in state NEEDS_RESTORE. next_step()
+  // then says where to go on; a trainer that was further pulls that version. DEADLINE_EXCEEDED with
+  // the run still in that state.
+  absl::Status AwaitRestore(absl::Duration timeout);
 
   // Starts the step in flight over on all daemons and for all ranks: for a trainer that lost
   // gradients that it had pushed. A step that some daemon may have applied is completed first. The
@@ -144,6 +197,8 @@ class Session {
   CallResult RegisterWith(int daemon, v1::RegisterReply* reply);
   // Takes over where the run stands, from the answers of all daemons.
   absl::Status Adopt(const std::vector<v1::RegisterReply>& replies);
+  absl::Status CheckAlike(const std::vector<v1::RegisterReply>& replies) const;
+  void CompareStates(const std::vector<v1::RegisterReply>& replies);
   // Of all daemons; they must agree.
   absl::StatusOr<StepOutcome> Consume(const std::vector<v1::FinishReply>& replies);
   std::vector<SlicePart> PartsFor(int daemon, std::span<const SliceSource> sources) const;
@@ -160,8 +215,16 @@ class Session {
                                                      const std::vector<std::string>& absent);
   v1::RunId Id() const;
   std::int64_t ChunkBytes() const;
+  // The path that the daemon's answer names; gRPC when an arena can't be had and need not.
+  absl::Status ChoosePath(int daemon, const v1::RegisterReply& reply);
+  absl::Status AttachArena(int daemon, std::int64_t generation);
+  // The arena of a daemon, a new one when it was lost; null where the path is another.
+  absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaOf(int daemon);
+  // What PushAsync has queued is done or has failed.
+  CallResult DrainQueue();
   RetryPlan Plan(int daemon, const std::string& action, absl::Duration timeout) const;
 
+  std::unique_ptr<Canceller> canceller_;
   std::unique_ptr<Daemons> daemons_;
   std::unique_ptr<OwnerTable> owners_;
   std::unique_ptr<SliceTable> table_;
@@ -172,10 +235,13 @@ class Session {
   std::optional<StepOutcome> last_outcome_;
   std::int64_t rank_ = 0;
   std::int64_t generation_ = 0;
+  bool one_generation_ = true;  // at the last Register; else it is being raised
+  absl::Status mixed_;          // then: the daemons' states are of different lineages
   std::int64_t next_step_ = 0;
   std::int64_t step_ = -1;          // begun last; -1: none since the session joined
   std::int64_t micro_batches_ = 1;  // of that step
   double loss_scale_ = 1.0;
+  std::unique_ptr<PushQueue> queue_;  // last: its thread uses the rest
 };
 
 }  // namespace muond::client

@@ -4,7 +4,11 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "client/cpp/arena.h"
+#include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
+#include "client/cpp/push_queue.h"
 #include "client/cpp/push_stream.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
@@ -23,16 +27,19 @@ absl::Status NotBegun(const std::string& run, const char* action) {
       absl::StrFormat("run \"%s\": %s: no step was begun", run, action));
 }
 
-// The step must start again from Begin, after a Rejoin.
+// The step must start again from Begin, after a Rejoin: the generation has been raised, or is being
+// raised and this daemon is behind.
 bool MustBeginAnew(const CallResult& result, std::int64_t generation) {
   if (absl::IsAborted(result.status)) return true;
   return absl::IsFailedPrecondition(result.status) && result.position.has_value() &&
-         result.position->generation() > generation;
+         result.position->generation() != generation;
 }
 
 }  // namespace
 
 CallResult Session::BeginOnce(const StepBegin& begin) {
+  DrainQueue();
+  queue_->Forget();
   StepBegin filled = begin;
   if (filled.step == 0) filled.step = next_step_;
   if (filled.loss_scale == 0) filled.loss_scale = loss_scale_;
@@ -46,7 +53,7 @@ CallResult Session::BeginOnce(const StepBegin& begin) {
         Plan(daemon, absl::StrFormat("begin step %d", filled.step), options_.call_timeout),
         [&](const Attempt& attempt) {
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Begin, request,
-                          &replies[daemon], attempt.deadline);
+                          &replies[daemon], attempt);
         });
   });
   if (!result.status.ok()) return result;
@@ -71,11 +78,14 @@ CallResult Session::PushOnce(std::span<const SliceSource> gradients) {
   return daemons_->ForEach([&](int daemon, Connection& connection) -> CallResult {
     const std::vector<SlicePart> parts = PartsFor(daemon, gradients);
     if (parts.empty()) return {};
-    const PushJob job{connection.bulk(), Id(), rank_, parts, ChunkBytes()};
     RetryPlan plan = Plan(daemon, action, options_.bulk_timeout);
     plan.kind = CallKind::kStream;
     v1::PushReply reply;
-    return CallWithRetries(plan, [&](const Attempt& attempt) {
+    return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
+      auto arena = ArenaOf(daemon);
+      if (!arena.ok()) return {arena.status(), std::nullopt};
+      const PushJob job{connection.bulk(), Id(),    rank_, parts, ChunkBytes(), *std::move(arena),
+                        canceller_.get(),  attempt.epoch};
       return SendPush(job, step_, attempt.deadline, &reply);
     });
   });
@@ -88,6 +98,8 @@ CallResult Session::FinishOnce(const std::vector<std::string>& absent,
   if (absl::Status status = table_->CheckNames(action, absent); !status.ok()) {
     return {std::move(status), std::nullopt};
   }
+  // A slice that did not arrive would leave the daemons waiting for it.
+  if (CallResult pushed = DrainQueue(); !pushed.status.ok()) return pushed;
   v1::FinishRequest request;
   *request.mutable_id() = Id();
   request.set_rank(rank_);
@@ -100,7 +112,7 @@ CallResult Session::FinishOnce(const std::vector<std::string>& absent,
         Plan(daemon, action, options_.step_timeout), [&](const Attempt& attempt) {
           own.set_wait_ms(WaitMs(attempt.deadline));
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Finish, own,
-                          &(*replies)[daemon], attempt.deadline);
+                          &(*replies)[daemon], attempt);
         });
   });
 }
@@ -128,7 +140,16 @@ absl::StatusOr<StepOutcome> Session::Consume(const std::vector<v1::FinishReply>&
 
 absl::Status Session::Begin(const StepBegin& begin) { return BeginOnce(begin).status; }
 
+absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
+    std::span<const SliceSource> gradients) {
+  if (step_ < 0) return NotBegun(spec_.name, "push");
+  MUOND_RETURN_IF_ERROR(
+      table_->Check(absl::StrFormat("push for step %d", step_), gradients, micro_batches_));
+  return queue_->Add(gradients);
+}
+
 absl::Status Session::Push(std::span<const SliceSource> gradients) {
+  DrainQueue();
   return PushOnce(gradients).status;
 }
 
@@ -139,6 +160,7 @@ absl::StatusOr<StepOutcome> Session::Finish(const std::vector<std::string>& abse
 }
 
 absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
+  DrainQueue();
   v1::SkipRequest request;
   *request.mutable_id() = Id();
   request.set_rank(rank_);
@@ -153,7 +175,7 @@ absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
         [&](const Attempt& attempt) {
           own.set_wait_ms(WaitMs(attempt.deadline));
           return CallOnce(connection.control(), &v1::Optimizer::Stub::Skip, own,
-                          &replies[daemon], attempt.deadline);
+                          &replies[daemon], attempt);
         });
   });
   MUOND_RETURN_IF_ERROR(result.status);
@@ -176,6 +198,7 @@ absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(
   }
   if (!MustBeginAnew(result, generation)) return result.status;
   MUOND_RETURN_IF_ERROR(Rejoin());
+  MUOND_RETURN_IF_ERROR(mixed_);
   if (last_outcome_.has_value() && last_outcome_->step == begin.step) return last_outcome_;
   if (next_step_ == begin.step) return std::optional<StepOutcome>();
   return absl::AbortedError(absl::StrFormat(
@@ -195,7 +218,12 @@ absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const Slice
   MUOND_RETURN_IF_ERROR(
       table_->CheckNames(absl::StrFormat("finish step %d", begin.step), absent));
   absl::BitGen random;
-  for (int restarts = 1; restarts <= kRestartsMax; ++restarts) {
+  const absl::Time start = absl::Now();
+  // Where daemons are of different generations they see to that themselves, but it takes a while.
+  const auto raising = [&] {
+    return !one_generation_ && absl::Now() - start < options_.call_timeout;
+  };
+  for (int restarts = 1; restarts <= kRestartsMax || raising(); ++restarts) {
     MUOND_ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, TryStep(begin, gradients, absent));
     if (outcome.has_value()) return *std::move(outcome);
     absl::SleepFor(BackoffDelay(restarts, random));

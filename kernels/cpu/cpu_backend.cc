@@ -201,8 +201,13 @@ class CpuBackend final : public Backend {
     return {};
   }
 
-  std::size_t NewtonSchulzScratchBytes(std::int64_t rows, std::int64_t cols) const override {
-    return newton_schulz_.ScratchBytes(rows, cols);
+  std::size_t NewtonSchulzScratchBytes(std::span<const MatrixShape> shapes,
+                                       const NewtonSchulzRule&) const override {
+    std::size_t bytes = 0;
+    for (const MatrixShape& shape : shapes) {
+      bytes = std::max(bytes, newton_schulz_.ScratchBytes(shape.rows, shape.cols));
+    }
+    return bytes;
   }
 
  private:

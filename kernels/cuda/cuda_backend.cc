@@ -174,8 +174,9 @@ class CudaBackend final : public Backend {
     Use();
     return Report(elementwise_.AdamW(jobs, scans), "adamw of", jobs.size());
   }
-  std::size_t NewtonSchulzScratchBytes(std::int64_t rows, std::int64_t cols) const override {
-    return newton_schulz_.ScratchBytes(rows, cols);
+  std::size_t NewtonSchulzScratchBytes(std::span<const MatrixShape> shapes,
+                                       const NewtonSchulzRule& rule) const override {
+    return newton_schulz_.ScratchBytes(shapes, rule);
   }
 
  private:

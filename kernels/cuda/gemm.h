@@ -57,7 +57,7 @@ struct alignas(16) GemmTile {
   std::int32_t op;
   std::int32_t row;
   std::int32_t column;
-  std::int32_t width;  // 128, 192 or 256
+  std::int32_t width;  // 64, 128, 192 or 256
   GemmLayout layout;   // of the op
   std::int32_t steps;  // k of the op in units of 64, rounded up
   std::int32_t reserved[2];

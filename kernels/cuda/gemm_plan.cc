@@ -1,4 +1,4 @@
-// Longest tile first to the least busy group, for every width and cluster size worth trying.
+// Every tile to the group that is done first, for every width and cluster size worth trying.
 #include "kernels/cuda/gemm_plan.h"
 
 #include <algorithm>
@@ -10,33 +10,42 @@
 namespace muond::kernels::cuda {
 namespace {
 
-constexpr int kWidths[] = {256, 192, 128};
+constexpr int kWidths[] = {256, 192, 128, 64};
 
 // Groups work side by side; a band of this many tile rows keeps what they read in the L2 cache.
 constexpr int kBandRows = 8;
+
+// Tiles of each group that are dealt by their length.
+constexpr double kTailTiles = 2;
 
 // Cycles of one step of 64 in k and of the rest of a tile, fitted to measurements on an H200
 // (kernels/lab/README.md).
 double TileCycles(int width, int cluster, int steps) {
   const double step = width == 256   ? (cluster == 2 ? 1060 : 1120)
                       : width == 192 ? (cluster == 2 ? 830 : 900)
-                                     : (cluster == 2 ? 600 : 620);
+                      : width == 128 ? (cluster == 2 ? 600 : 620)
+                                     : 400;
   return step * steps + 1200 + 8.0 * width;
 }
 
-// Clusters have no tiles of 192 columns: they were never the best.
-bool IsKnown(int width, int cluster) { return cluster == 1 || width != 192; }
+// Clusters have no tiles of 192 columns, which were never the best, nor of 64; the portable kernel
+// has tiles of 128 only.
+bool IsKnown(const GemmMachine& machine, int width, int cluster) {
+  return width == 128 || (machine.hopper && (cluster == 1 || width == 256));
+}
 
 // The narrowest tile that covers `columns`, at most `widest`.
-int WidthFor(int columns, int widest, int cluster) {
+int WidthFor(int columns, int widest, const GemmMachine& machine, int cluster) {
   int width = widest;
   for (const int narrower : kWidths) {
-    if (narrower <= widest && narrower >= columns && IsKnown(narrower, cluster)) width = narrower;
+    if (narrower <= widest && narrower >= columns && IsKnown(machine, narrower, cluster)) {
+      width = narrower;
+    }
   }
   return width;
 }
 
-void AppendTiles(const GemmOp& op, int index, int width, int cluster,
+void AppendTiles(const GemmOp& op, int index, int width, const GemmMachine& machine, int cluster,
                  std::vector<GemmTile>* tiles) {
   const int height = kTileRows * cluster;
   const int band = kBandRows / cluster * height;
@@ -49,8 +58,13 @@ void AppendTiles(const GemmOp& op, int index, int width, int cluster,
       for (int row = top; row < std::min(op.rows, top + band); row += height) {
         const int at = column * width + (op.symmetric != 0 ? row : 0);
         if (at >= op.cols) continue;
-        tiles->push_back(
-            {index, row, at, WidthFor(op.cols - at, width, cluster), op.layout, steps, {}});
+        tiles->push_back({index,
+                          row,
+                          at,
+                          WidthFor(op.cols - at, width, machine, cluster),
+                          op.layout,
+                          steps,
+                          {}});
       }
     }
   }
@@ -60,7 +74,16 @@ GemmPlan Deal(std::vector<GemmTile> tiles, int groups, int cluster) {
   const auto cycles = [cluster](const GemmTile& tile) {
     return TileCycles(tile.width, cluster, tile.steps);
   };
-  std::stable_sort(tiles.begin(), tiles.end(),
+  // In the order of the matrices, so that what a matrix reads is in the L2 cache while it is worked
+  // on; the last two tiles of each group, about, longest first, so that all end together.
+  double rest = 0, longest = 0;
+  for (const GemmTile& tile : tiles) {
+    rest += cycles(tile);
+    longest = std::max(longest, cycles(tile));
+  }
+  auto tail = tiles.begin();
+  for (; tail != tiles.end() && rest > kTailTiles * groups * longest; ++tail) rest -= cycles(*tail);
+  std::stable_sort(tail, tiles.end(),
                    [&](const GemmTile& x, const GemmTile& y) { return cycles(x) > cycles(y); });
   groups = std::min<int>(groups, static_cast<int>(tiles.size()));
   using Load = std::pair<double, int>;
@@ -97,12 +120,11 @@ GemmPlan PlanGemm(std::span<const GemmOp> ops, int first_op, const GemmMachine& 
     if (cluster == 2 && !machine.hopper) continue;
     if (machine.only_cluster != 0 && machine.only_cluster != cluster) continue;
     for (const int width : kWidths) {
-      if (!machine.hopper && width != 128) continue;
-      if (!IsKnown(width, cluster)) continue;
+      if (!IsKnown(machine, width, cluster)) continue;
       if (machine.only_width != 0 && machine.only_width != width) continue;
       std::vector<GemmTile> tiles;
       for (std::size_t i = 0; i < ops.size(); ++i) {
-        AppendTiles(ops[i], first_op + static_cast<int>(i), width, cluster, &tiles);
+        AppendTiles(ops[i], first_op + static_cast<int>(i), width, machine, cluster, &tiles);
       }
       GemmPlan plan = Deal(std::move(tiles), machine.blocks / cluster, cluster);
       if (best.width == 0 || plan.cycles < best.cycles) best = std::move(plan);

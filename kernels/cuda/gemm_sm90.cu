@@ -14,8 +14,8 @@ namespace {
 
 using namespace sm90;  // NOLINT: instruction wrappers
 
-// The ring has as many stages as fit, at most six: four of 256 or 192 columns, six of 128.
-constexpr std::uint32_t kMaxStages = 6;
+// The ring has as many stages as fit: four of 256 or 192 columns, six of 128, eight of 64.
+constexpr std::uint32_t kMaxStages = 8;
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;
 constexpr int kConsumerWarps = 8;
@@ -218,6 +218,8 @@ __device__ __forceinline__ void Consume(const Shared& shared, int tiles, std::ui
     } else if (kCluster == 1 && width == 192) {
       // (Not in clusters: one branch more and the compiler serialises the products, C7511.)
       MultiplyTile<kCluster, 192>(d, shared, group, order.tile.layout, order.tile.steps, &ring);
+    } else if (kCluster == 1 && width == 64) {
+      MultiplyTile<kCluster, 64>(d, shared, group, order.tile.layout, order.tile.steps, &ring);
     } else {
       MultiplyTile<kCluster, 128>(d, shared, group, order.tile.layout, order.tile.steps, &ring);
     }

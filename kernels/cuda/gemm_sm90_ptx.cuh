@@ -193,6 +193,13 @@ __device__ __forceinline__ uint4 LoadShared(std::uint32_t from) {
   return v;
 }
 
+// To global memory, which the compiler cannot tell from the address.
+__device__ __forceinline__ void StoreGlobal(void* to, const uint4& v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
 // -- wgmma
 
 __device__ __forceinline__ void ProductFence() {
@@ -259,12 +266,17 @@ inline constexpr std::uint64_t kDescriptorStep = (kOuter ? 16 * 128 : 16 * 2) >>
                : MUOND_F32(mode, 0), MUOND_F32(mode, 32)                                           \
                : "l"(a), "l"(b), "n"(int{kAdd}), "n"(int{kAOuter}), "n"(int{kBOuter}))
 
+#define MUOND_WGMMA_64(mode)                                                     \
+  asm volatile(MUOND_WGMMA("64", MUOND_R32_0, "%32", "%33", "%34", "%35", "%36") \
+               : MUOND_F32(mode, 0)                                              \
+               : "l"(a), "l"(b), "n"(int{kAdd}), "n"(int{kAOuter}), "n"(int{kBOuter}))
+
 // d (+)= A B for 64 x kWidth x 16; without kAdd, d is overwritten. Thread t of the warpgroup holds,
 // of row 16 (t / 32) + (t % 32) / 4 + 8 h and column 8 j + 2 (t % 4) + c, the value
 // d[4 j + 2 h + c].
 template <int kWidth, bool kAOuter, bool kBOuter, bool kAdd>
 __device__ __forceinline__ void Product(float (&d)[128], std::uint64_t a, std::uint64_t b) {
-  static_assert(kWidth == 128 || kWidth == 192 || kWidth == 256);
+  static_assert(kWidth == 64 || kWidth == 128 || kWidth == 192 || kWidth == 256);
   if constexpr (kWidth == 256 && kAdd) {
     MUOND_WGMMA_256("+f");
   } else if constexpr (kWidth == 256) {
@@ -273,13 +285,18 @@ __device__ __forceinline__ void Product(float (&d)[128], std::uint64_t a, std::u
     MUOND_WGMMA_192("+f");
   } else if constexpr (kWidth == 192) {
     MUOND_WGMMA_192("=f");
-  } else if constexpr (kAdd) {
+  } else if constexpr (kWidth == 128 && kAdd) {
     MUOND_WGMMA_128("+f");
-  } else {
+  } else if constexpr (kWidth == 128) {
     MUOND_WGMMA_128("=f");
+  } else if constexpr (kAdd) {
+    MUOND_WGMMA_64("+f");
+  } else {
+    MUOND_WGMMA_64("=f");
   }
 }
 
+#undef MUOND_WGMMA_64
 #undef MUOND_WGMMA_128
 #undef MUOND_WGMMA_192
 #undef MUOND_WGMMA_256

@@ -17,11 +17,10 @@
 
 namespace muond::kernels::cuda::sm90 {
 
-// On their way out are, for each warp, 16 x 64 values, and for each warpgroup twice 32 columns of
-// 64 values.
+// On their way out are, for each warp, 16 x 64 values, and for each warpgroup 64 columns of 64.
 inline constexpr std::uint32_t kRowsBytes = 16 * kBoxSide * 2;
-inline constexpr std::uint32_t kColumnsBytes = 32 * kBoxSide * 2;
-inline constexpr std::uint32_t kGroupOutBytes = 4 * kRowsBytes + 2 * kColumnsBytes;
+inline constexpr std::uint32_t kColumnsBytes = kBoxSide * kBoxSide * 2;
+inline constexpr std::uint32_t kGroupOutBytes = 4 * kRowsBytes + kColumnsBytes;
 
 // The part of GemmOp that the end of a tile needs.
 struct Finish {
@@ -56,11 +55,11 @@ class TileWriter {
     const std::uint32_t line = lane % 8, h = lane / 8 % 2, next = lane / 16;
     // Lines of 128 bytes, their pieces of 16 bytes permuted by the number of the line.
     const std::uint32_t rows = out + warp * kRowsBytes;
-    columns_ = out + 4 * kRowsBytes;
+    const std::uint32_t columns = out + 4 * kRowsBytes;
     put_row_ = rows + (8 * h + line) * 128 + ((next ^ line) << 4);
     take_row_ = rows + lane / 8 * 128 + ((line ^ (lane / 8)) << 4);
-    put_column_ = columns_ + (8 * next + line) * 128 + (((2 * warp + h) ^ line) << 4);
-    take_column_ = columns_ + (8 * warp + lane / 8) * 128 + ((line ^ (lane / 8)) << 4);
+    put_column_ = columns + (8 * next + line) * 128 + (((2 * warp + h) ^ line) << 4);
+    take_column_ = columns + (16 * warp + lane / 8) * 128 + ((line ^ (lane / 8)) << 4);
   }
 
   // `row` is the warpgroup's first; `boxes` of d are there.
@@ -170,45 +169,35 @@ class TileWriter {
     __syncwarp();
 #pragma unroll
     for (std::uint32_t j = 0; j < 4; ++j) StoreMatrices(put_row_ ^ (j << 5), &r[4 * j]);
+    if (finish.symmetric) PutColumns(r);
+    if (finish.symmetric && x == row) return WriteDiagonalBox(finish, row, warp_row);
     __syncwarp();
-    if (finish.symmetric && x == row) return WriteDiagonalBox(r, finish, row, warp_row);
-    SendLines<4>(take_row_, finish, warp_row + lane / 8, x + lane % 8 * 8);
+    SendLines(take_row_, finish, warp_row + lane / 8, x + lane % 8 * 8);
     if (!finish.symmetric) return;
-#pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      // What was here has been taken before the barrier of the other half.
-      PutColumns(r, half);
-      NamedBarrier(barrier_, kGroupThreads);
-      SendLines<2>(take_column_ + half * kColumnsBytes, finish,
-                   x + static_cast<int>(half) * 32 + (warp_row - row) / 2 + lane / 8,
-                   row + lane % 8 * 8);
-    }
+    SendLines(take_column_, finish, x + (warp_row - row) + lane / 8, row + lane % 8 * 8);
   }
 
-  // 32 of the box's columns, the first or the second half, as lines.
-  __device__ __forceinline__ void PutColumns(const std::uint32_t (&r)[16],
-                                             std::uint32_t half) const {
-    const std::uint32_t to = put_column_ + half * kColumnsBytes;
-    StoreMatricesTransposed(to, &r[8 * half]);
-    StoreMatricesTransposed(to + 16 * 128, &r[8 * half + 4]);
+  // The box's columns as lines, of all warps.
+  __device__ __forceinline__ void PutColumns(const std::uint32_t (&r)[16]) const {
+    NamedBarrier(barrier_, kGroupThreads);  // what was here has been taken
+#pragma unroll
+    for (int i = 0; i < 4; ++i) StoreMatricesTransposed(put_column_ + i * 16 * 128, &r[4 * i]);
+    NamedBarrier(barrier_, kGroupThreads);
   }
 
   // Below the diagonal the box takes its own mirror image: the iteration on a Gram matrix loses its
   // null directions where that is not exactly symmetric. The warp's rows already lie in its buffer.
-  __device__ __forceinline__ void WriteDiagonalBox(const std::uint32_t (&r)[16],
-                                                   const struct Finish& finish, int row,
+  __device__ __forceinline__ void WriteDiagonalBox(const struct Finish& finish, int row,
                                                    int warp_row) const {
-    PutColumns(r, 0);
-    PutColumns(r, 1);
-    NamedBarrier(barrier_, kGroupThreads);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first = warp_row - row + lane / 8, column = lane % 8 * 8;
-    const std::uint32_t mirrored = columns_ + first * 128 + ((lane % 8 ^ (lane / 8)) << 4);
+    uint4 lines[4], mirrored[4];
+    TakeLines(take_row_, lines);
+    TakeLines(take_column_, mirrored);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::uint32_t flip = i % 2 * 64;
-      uint4 value = LoadShared((take_row_ ^ flip) + i * 512);
-      const uint4 mirror = LoadShared((mirrored ^ flip) + i * 512);
+      uint4& value = lines[i];
+      const uint4& mirror = mirrored[i];
       const int at = first + 4 * i;
       value.x = SelectPair(value.x, mirror.x, at - column);
       value.y = SelectPair(value.y, mirror.y, at - column - 2);
@@ -216,10 +205,9 @@ class TileWriter {
       value.w = SelectPair(value.w, mirror.w, at - column - 6);
       if (row + at < finish.rows && row + column < finish.cols) {
         __half* to = finish.d + static_cast<std::int64_t>(row + at) * finish.ldd + row + column;
-        *reinterpret_cast<uint4*>(to) = value;
+        StoreGlobal(to, value);
       }
     }
-    NamedBarrier(barrier_, kGroupThreads);
   }
 
   // Of two neighbours in a row, those below the diagonal from `mirror`; `below` is row - column of
@@ -230,16 +218,22 @@ class TileWriter {
     return below == 1 ? __byte_perm(value, mirror, 0x3254) : value;
   }
 
-  // Every fourth line: kCount pieces of 16 bytes to `column` of rows `row`, row + 4, ...
-  template <int kCount>
+  // Every fourth line of 16, pieces of 16 bytes: all are asked for before the first is sent.
+  __device__ __forceinline__ static void TakeLines(std::uint32_t from, uint4 (&lines)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) lines[i] = LoadShared((from ^ (i % 2 * 64)) + i * 512);
+  }
+
+  // They go to `column` of rows `row`, row + 4, ...
   __device__ __forceinline__ static void SendLines(std::uint32_t from, const struct Finish& finish,
                                                    int row, int column) {
+    uint4 lines[4];
+    TakeLines(from, lines);
     __half* to = finish.d + static_cast<std::int64_t>(row) * finish.ldd + column;
     const int limit = column < finish.cols ? finish.rows - row : 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const uint4 value = LoadShared((from ^ (i % 2 * 64)) + i * 512);
-      if (i * 4 < limit) *reinterpret_cast<uint4*>(to) = value;
+    for (int i = 0; i < 4; ++i) {
+      if (i * 4 < limit) StoreGlobal(to, lines[i]);
       to += 4 * static_cast<std::int64_t>(finish.ldd);
     }
   }
@@ -247,7 +241,6 @@ class TileWriter {
   static constexpr int kGroupThreads = 128;
 
   const int barrier_;
-  std::uint32_t columns_;
   std::uint32_t put_row_, take_row_, put_column_, take_column_;
 };
 

@@ -14,7 +14,11 @@ constexpr std::size_t kLeastBytes = 256 * 1024;
 cudaError_t GrowingBuffer::Reserve(std::size_t bytes) {
   if (bytes <= bytes_) return cudaSuccess;
   // Half as much again, so that a series of growing batches settles soon.
-  const std::size_t target = std::max(bytes + bytes / 2, kLeastBytes);
+  return ReserveExactly(std::max(bytes + bytes / 2, kLeastBytes));
+}
+
+cudaError_t GrowingBuffer::ReserveExactly(std::size_t target) {
+  if (target <= bytes_) return cudaSuccess;
   Release();
   const cudaError_t error = kind_ == MemoryKind::kDevice
                                 ? cudaMalloc(&memory_, target)

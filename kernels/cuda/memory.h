@@ -23,6 +23,8 @@ class GrowingBuffer {
 
   // Makes get() good for `bytes`; on an error the buffer is empty.
   cudaError_t Reserve(std::size_t bytes);
+  // The same, and takes no more than that: for what is large.
+  cudaError_t ReserveExactly(std::size_t bytes);
   template <typename T>
   T* get() const {
     return static_cast<T*>(memory_);

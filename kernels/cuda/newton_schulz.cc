@@ -64,15 +64,17 @@ void NewtonSchulz::set_tuning(const NewtonSchulzTuning& tuning) {
   chosen_ = true;
 }
 
-std::size_t NewtonSchulz::ScratchBytes(std::int64_t rows, std::int64_t cols) const {
-  const auto m = static_cast<double>(std::min(rows, cols));
-  const double matrices =
-      std::max(1.0, std::floor(tuning_.group_tiles / std::max(1.0, m * m / (2 * 128 * 256))));
-  const std::size_t one =
-      NewtonSchulzBatch::MatrixScratchBytes(rows, cols, NewtonSchulzMethod::kGram);
-  const double group = matrices * static_cast<double>(one);
-  return std::max(
-      one, static_cast<std::size_t>(std::min(group, static_cast<double>(tuning_.group_bytes))));
+std::size_t NewtonSchulz::ScratchBytes(std::span<const MatrixShape> shapes,
+                                       const NewtonSchulzRule& rule) const {
+  std::vector<MatrixJob> jobs;
+  for (const MatrixShape& shape : shapes) {
+    if (shape.rows > 0 && shape.cols > 0) jobs.push_back({.rows = shape.rows, .cols = shape.cols});
+  }
+  // Without the machine, which changes no layout and which another thread may be asking for.
+  NewtonSchulzTuning tuning;
+  tuning.group_tiles = tuning_.group_tiles;
+  tuning.group_bytes = tuning_.group_bytes;
+  return jobs.empty() ? 0 : NewtonSchulzBatch(jobs, rule, tuning).scratch_bytes();
 }
 
 Error NewtonSchulz::FindBatch(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,
@@ -89,7 +91,7 @@ Error NewtonSchulz::FindBatch(std::span<const MatrixJob> jobs, const NewtonSchul
   if (fresh->scratch_bytes() > scratch_bytes_) {
     batches_.clear();  // they know the old scratch by its address
     scratch_bytes_ = 0;
-    if (Error e = Report("scratch", scratch_.Reserve(fresh->scratch_bytes()))) return e;
+    if (Error e = Report("scratch", scratch_.ReserveExactly(fresh->scratch_bytes()))) return e;
     scratch_bytes_ = fresh->scratch_bytes();
   }
   if (Error e = fresh->Prepare(jobs, scratch_.get<std::byte>(), stream)) return e;
@@ -120,38 +122,42 @@ Error NewtonSchulz::Run(std::span<const MatrixJob> jobs, const NewtonSchulzRule&
     NewtonSchulzResult& result = results[places[k]];
     result.zero_input = batch->input_sum(k) == 0;
     if (result.zero_input) continue;
+    result.o_scale = batch->output_scale(k);
     if (Error e =
-            Judge(present[k], rule, batch->inverse(k), batch->output_sum(k), stream, &result)) {
+            Judge(present[k], rule, batch->scalars(k), batch->output_sum(k), stream, &result)) {
       return e;
     }
   }
   return {};
 }
 
-Error NewtonSchulz::Judge(const MatrixJob& job, const NewtonSchulzRule& rule, const float* inverse,
-                          double output_sum, cudaStream_t stream, NewtonSchulzResult* result) {
+// `stored_sum`: the sum of squares of what lies in `o`.
+Error NewtonSchulz::Judge(const MatrixJob& job, const NewtonSchulzRule& rule,
+                          const NormScalars* scalars, double stored_sum, cudaStream_t stream,
+                          NewtonSchulzResult* result) {
   const std::int64_t m = std::min(job.rows, job.cols);
   auto* o = static_cast<__half*>(job.o);
+  const double unit = result->o_scale * result->o_scale;
   if (fault_ != nullptr && Take(fault_->fast_path)) {
     if (Error e = Report("fault", LaunchSpoil(o, stream))) return e;
-    if (Error e = Observe(job, stream, &output_sum)) return e;
+    if (Error e = Observe(job, stream, &stored_sum)) return e;
   }
-  if (!IsPlausible(output_sum, m, rule.residual_max)) {
+  if (!IsPlausible(unit * stored_sum, m, rule.residual_max)) {
     result->fallback = true;
-    if (Error e = Redo(job, rule, inverse, stream)) return e;
+    if (Error e = Redo(job, rule, scalars, result->o_scale, stream)) return e;
     if (fault_ != nullptr && Take(fault_->fallback)) {
       if (Error e = Report("fault", LaunchSpoil(o, stream))) return e;
     }
-    if (Error e = Observe(job, stream, &output_sum)) return e;
-    result->failed = !IsPlausible(output_sum, m, rule.residual_max);
+    if (Error e = Observe(job, stream, &stored_sum)) return e;
+    result->failed = !IsPlausible(unit * stored_sum, m, rule.residual_max);
   }
-  result->output_norm = std::sqrt(output_sum);
+  result->output_norm = std::sqrt(unit * stored_sum);
   return {};
 }
 
 // X <- a X + (b R + c R^2) X with R = X X^T, in the wide view and in fp32.
-Error NewtonSchulz::Redo(const MatrixJob& job, const NewtonSchulzRule& rule, const float* inverse,
-                         cudaStream_t stream) {
+Error NewtonSchulz::Redo(const MatrixJob& job, const NewtonSchulzRule& rule,
+                         const NormScalars* scalars, double o_scale, cudaStream_t stream) {
   const std::int64_t m = std::min(job.rows, job.cols), n = std::max(job.rows, job.cols);
   const bool tall = job.rows > job.cols;
   const auto matrix = static_cast<std::size_t>(m * n), square = static_cast<std::size_t>(m * m);
@@ -162,8 +168,8 @@ Error NewtonSchulz::Redo(const MatrixJob& job, const NewtonSchulzRule& rule, con
   float* y = x + matrix;
   float* r = y + matrix;
   float* p = r + square;
-  cudaError_t status =
-      LaunchWiden(x, static_cast<const __half*>(job.u), inverse, m, n, tall, stream);
+  cudaError_t status = LaunchWiden(x, static_cast<const __half*>(job.u), &scalars->to_normalized, m,
+                                   n, tall, stream);
   const auto multiply = [&](const Fp32Product& product) {
     if (status == cudaSuccess) status = LaunchFp32Product(product, stream);
   };
@@ -174,7 +180,7 @@ Error NewtonSchulz::Redo(const MatrixJob& job, const NewtonSchulzRule& rule, con
     std::swap(x, y);
   }
   if (status == cudaSuccess) {
-    status = LaunchNarrow(static_cast<__half*>(job.o), x, m, n, tall, stream);
+    status = LaunchNarrow(static_cast<__half*>(job.o), x, o_scale, m, n, tall, stream);
   }
   return Report("fp32 redo", status);
 }
@@ -184,21 +190,22 @@ Error NewtonSchulz::Observe(const MatrixJob& job, cudaStream_t stream, double* s
   const auto count = static_cast<std::size_t>((elements + kNormPiece - 1) / kNormPiece);
   // One norm job, its scalars, its partial sums, its pieces.
   constexpr std::size_t kPartials = 256;
-  static_assert(sizeof(NormJob) + 2 * sizeof(float) + sizeof(std::uint32_t) <= kPartials);
+  static_assert(sizeof(NormJob) + sizeof(NormScalars) + sizeof(std::uint32_t) <= kPartials);
   const std::size_t pieces_at = kPartials + count * sizeof(double);
   if (Error e = Report("memory", observed_.Reserve(pieces_at + count * sizeof(NormPiece)))) {
     return e;
   }
   if (Error e = Report("memory", observed_sum_.Reserve(2 * sizeof(double)))) return e;
   auto* base = observed_.get<std::byte>();
-  auto* scalars = reinterpret_cast<float*>(base + sizeof(NormJob));
+  auto* scalars = reinterpret_cast<NormScalars*>(base + sizeof(NormJob));
   double* host = observed_sum_.get<double>();
   host[0] = 0;
   const NormJob norm{static_cast<const __half*>(job.o),
                      elements,
                      reinterpret_cast<double*>(base + kPartials),
-                     reinterpret_cast<std::uint32_t*>(scalars + 2),
+                     reinterpret_cast<std::uint32_t*>(scalars + 1),
                      scalars,
+                     1,
                      host,
                      host + 1};
   std::vector<NormPiece> pieces;

@@ -27,8 +27,8 @@ class NewtonSchulz {
   Error Run(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,
             std::span<NewtonSchulzResult> results, cudaStream_t stream);
 
-  // Scratch kept for jobs of at most rows x cols, however many.
-  std::size_t ScratchBytes(std::int64_t rows, std::int64_t cols) const;
+  // Scratch that a call with these shapes needs, their addresses aligned to 16 bytes.
+  std::size_t ScratchBytes(std::span<const MatrixShape> shapes, const NewtonSchulzRule& rule) const;
 
   // For measurements: replaces the choices made for this device.
   void set_tuning(const NewtonSchulzTuning& tuning);
@@ -37,10 +37,10 @@ class NewtonSchulz {
   Error ChooseKernels();
   Error FindBatch(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,
                   cudaStream_t stream, NewtonSchulzBatch** batch);
-  Error Judge(const MatrixJob& job, const NewtonSchulzRule& rule, const float* inverse,
-              double output_sum, cudaStream_t stream, NewtonSchulzResult* result);
-  Error Redo(const MatrixJob& job, const NewtonSchulzRule& rule, const float* inverse,
-             cudaStream_t stream);
+  Error Judge(const MatrixJob& job, const NewtonSchulzRule& rule, const NormScalars* scalars,
+              double stored_sum, cudaStream_t stream, NewtonSchulzResult* result);
+  Error Redo(const MatrixJob& job, const NewtonSchulzRule& rule, const NormScalars* scalars,
+             double o_scale, cudaStream_t stream);
   // The sum of squares of O as it lies there.
   Error Observe(const MatrixJob& job, cudaStream_t stream, double* sum);
 

@@ -34,6 +34,12 @@ bool SameSteps(std::span<const NewtonSchulzStep> x, std::span<const NewtonSchulz
   });
 }
 
+double GrowthOf(std::span<const NewtonSchulzStep> steps) {
+  double growth = 1;
+  for (const NewtonSchulzStep& step : steps) growth *= std::max(1.0, std::abs(step.a));
+  return growth;
+}
+
 std::int64_t Pieces(std::int64_t elements) { return (elements + kNormPiece - 1) / kNormPiece; }
 
 // Hands out parts of one allocation: first all sizes are counted, then all addresses given.
@@ -70,7 +76,10 @@ std::size_t NewtonSchulzBatch::MatrixScratchBytes(std::int64_t rows, std::int64_
 
 NewtonSchulzBatch::NewtonSchulzBatch(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,
                                      const NewtonSchulzTuning& tuning)
-    : steps_(rule.steps), method_(rule.method), machine_(tuning.machine) {
+    : steps_(rule.steps),
+      method_(rule.method),
+      machine_(tuning.machine),
+      growth_(GrowthOf(rule.steps)) {
   for (const MatrixJob& job : jobs) {
     Job& mine = jobs_.emplace_back();
     mine.rows = job.rows;
@@ -148,8 +157,7 @@ ProgramBuffers NewtonSchulzBatch::Buffers(std::size_t i) const {
     buffers.squares[k] = {maps + 3 + k, reinterpret_cast<__half*>(at), PaddedLd(m)};
     at += MatrixBytes(m, PaddedLd(m));
   }
-  buffers.inverse = inverses_ + 2 * i;
-  buffers.inverse2 = buffers.inverse + 1;
+  buffers.scalars = scalars_ + i;
   buffers.sums = job.sums;
   return buffers;
 }
@@ -159,7 +167,7 @@ Error NewtonSchulzBatch::ReserveState(cudaStream_t stream) {
   const auto lay_out = [&](std::byte* base) {
     Parts parts(base);
     maps_ = parts.Take<CUtensorMap>(jobs_.size() * kMapsPerJob);
-    inverses_ = parts.Take<float>(2 * jobs_.size());
+    scalars_ = parts.Take<NormScalars>(jobs_.size());
     auto* done = parts.Take<std::uint32_t>(jobs_.size());
     for (std::size_t i = 0; i < jobs_.size(); ++i) {
       Job& job = jobs_[i];
@@ -210,7 +218,10 @@ std::vector<std::vector<GemmOp>> NewtonSchulzBatch::BuildOps() const {
         launch.insert(launch.end(), phases[p].begin(), phases[p].end());
       }
     }
-    first = launches.size();
+    // To and fro: a launch begins with what the one before it wrote last, in the L2 cache still.
+    for (; first < launches.size(); ++first) {
+      if (first % 2 == 1) std::reverse(launches[first].begin(), launches[first].end());
+    }
   }
   return launches;
 }
@@ -272,7 +283,7 @@ Error NewtonSchulzBatch::UploadAddresses(cudaStream_t stream) {
   for (std::size_t i = 0; i < jobs_.size(); ++i) {
     const Job& job = jobs_[i];
     norms.push_back({static_cast<const __half*>(job.u), job.rows * job.cols, job.partials, job.done,
-                     inverses_ + 2 * i, host + 2 * jobs_.size() + i, host + i});
+                     scalars_ + i, growth_, host + 2 * jobs_.size() + i, host + i});
     sums.push_back(
         {job.sums, static_cast<std::int64_t>(SumsOf(job.rows, job.cols)), host + jobs_.size() + i});
   }
@@ -323,6 +334,10 @@ Error NewtonSchulzBatch::Prepare(std::span<const MatrixJob> jobs, std::byte* scr
   if (Error e = BuildTables(stream)) return e;
   if (Error e = UploadAddresses(stream)) return e;
   return Capture();
+}
+
+double NewtonSchulzBatch::output_scale(std::size_t i) const {
+  return OutputScale(std::sqrt(input_sum(i)), host_.get<double>()[2 * jobs_.size() + i], growth_);
 }
 
 Error NewtonSchulzBatch::CopyPadded(bool input, cudaStream_t stream) const {

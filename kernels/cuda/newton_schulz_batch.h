@@ -53,8 +53,9 @@ class NewtonSchulzBatch {
   // Sums of squares of U as stored and of O; NaN or infinite when an element is.
   double input_sum(std::size_t i) const { return host_.get<double>()[i]; }
   double output_sum(std::size_t i) const { return host_.get<double>()[jobs_.size() + i]; }
-  // Device scalar: what U was multiplied with.
-  const float* inverse(std::size_t i) const { return inverses_ + 2 * i; }
+  // O is this times what lies there.
+  double output_scale(std::size_t i) const;
+  const NormScalars* scalars(std::size_t i) const { return scalars_ + i; }
 
   // Scratch of one matrix, without its share of anything else.
   static std::size_t MatrixScratchBytes(std::int64_t rows, std::int64_t cols,
@@ -93,6 +94,7 @@ class NewtonSchulzBatch {
   const std::vector<NewtonSchulzStep> steps_;
   const NewtonSchulzMethod method_;
   const GemmMachine machine_;
+  const double growth_;  // of small singular values
   std::vector<Job> jobs_;
   std::size_t groups_ = 0;
   std::size_t scratch_bytes_ = 0;
@@ -102,7 +104,7 @@ class NewtonSchulzBatch {
   GrowingBuffer tables_{MemoryKind::kDevice};  // products, tiles, norms
   GrowingBuffer host_{MemoryKind::kPinned};    // input sums, output sums, floors
   CUtensorMap* maps_ = nullptr;
-  float* inverses_ = nullptr;
+  NormScalars* scalars_ = nullptr;
 
   std::vector<GemmLaunch> launches_;
   GemmOp* ops_ = nullptr;

@@ -33,16 +33,18 @@ __device__ float SquaresOfPair(std::uint32_t pair) {
 // What thread 0 of the last block of a matrix leaves behind.
 __device__ void FinishNorm(const NormJob& job, double sum) {
   *job.sum = sum;
-  const double norm = sqrt(sum);
-  double inverse = 0;
+  NormScalars scalars;
   if (!isfinite(sum)) {
-    inverse = sum * 0.0;  // NaN: a non-finite input must come out as a failed result
-    inverse = inverse / inverse;
+    const float nan = nanf("");  // a non-finite input must come out as a failed result
+    scalars = {nan, nan, nan, nan};
   } else if (sum > 0) {
-    inverse = 1.0 / fmax(norm, *job.floor);
+    const double norm = sqrt(sum), floor = *job.floor;
+    const double inverse = 1.0 / fmax(norm, floor);
+    const double scale = OutputScale(norm, floor, job.growth);
+    scalars = {static_cast<float>(inverse / scale), static_cast<float>(inverse * inverse),
+               static_cast<float>(scale * scale), static_cast<float>(inverse)};
   }
-  job.inverse[0] = static_cast<float>(inverse);
-  job.inverse[1] = static_cast<float>(inverse * inverse);
+  *job.scalars = scalars;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -117,13 +119,13 @@ __global__ void WidenKernel(float* x, const __half* u, const float* scale, std::
   }
 }
 
-__global__ void NarrowKernel(__half* o, const float* x, std::int64_t rows, std::int64_t cols,
-                             bool transposed) {
+__global__ void NarrowKernel(__half* o, const float* x, double scale, std::int64_t rows,
+                             std::int64_t cols, bool transposed) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * cols;
        i += step) {
     const std::int64_t to = transposed ? i % cols * rows + i / cols : i;
-    o[to] = __float2half_rn(x[i]);
+    o[to] = __double2half(x[i] / scale);
   }
 }
 
@@ -204,9 +206,9 @@ cudaError_t LaunchWiden(float* x, const __half* u, const float* scale, std::int6
   return cudaGetLastError();
 }
 
-cudaError_t LaunchNarrow(__half* o, const float* x, std::int64_t rows, std::int64_t cols,
-                         bool transposed, cudaStream_t stream) {
-  NarrowKernel<<<Blocks(rows * cols), kThreads, 0, stream>>>(o, x, rows, cols, transposed);
+cudaError_t LaunchNarrow(__half* o, const float* x, double scale, std::int64_t rows,
+                         std::int64_t cols, bool transposed, cudaStream_t stream) {
+  NarrowKernel<<<Blocks(rows * cols), kThreads, 0, stream>>>(o, x, scale, rows, cols, transposed);
   return cudaGetLastError();
 }
 

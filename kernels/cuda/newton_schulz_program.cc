@@ -43,7 +43,7 @@ class Builder {
     GemmOp op = Symmetric(x_, x_, r);
     op.k = n_;
     op.layout = tall_ ? GemmLayout::kTN : GemmLayout::kNT;
-    if (fresh_) op.scale = buffers_.inverse2;
+    op.scale = fresh_ ? &buffers_.scalars->squared : &buffers_.scalars->scale_squared;
     return op;
   }
 
@@ -88,7 +88,7 @@ class Builder {
     op.cols = cols_;
     op.k = m_;
     op.layout = tall_ ? GemmLayout::kNT : GemmLayout::kNN;
-    if (fresh_) op.scale = buffers_.inverse;
+    if (fresh_) op.scale = &buffers_.scalars->to_iterate;
     if (--remaining_ == 0) op.sums = buffers_.sums;
     fresh_ = false;
     x_ = next_;

@@ -11,6 +11,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/newton_schulz_passes.h"
 
 namespace muond::kernels::cuda {
 
@@ -23,13 +24,12 @@ int SquareCount(NewtonSchulzMethod form);
 
 // Where one matrix and its scratch are. Row strides are multiples of 8, addresses of 16 bytes.
 struct ProgramBuffers {
-  GemmOperand u;                    // input, rows x cols, stored times any factor
-  GemmOperand o;                    // output, rows x cols
-  GemmOperand spare;                // rows x cols
-  GemmOperand squares[5];           // m x m, m = min(rows, cols)
-  const float* inverse = nullptr;   // device scalar 1 / norm of u as stored
-  const float* inverse2 = nullptr;  // its square
-  float* sums = nullptr;            // SumsOf(rows, cols): sums of squares of the output
+  GemmOperand u;                         // input, rows x cols, stored times any factor
+  GemmOperand o;                         // output, rows x cols
+  GemmOperand spare;                     // rows x cols
+  GemmOperand squares[5];                // m x m, m = min(rows, cols)
+  const NormScalars* scalars = nullptr;  // of u as stored; in device memory
+  float* sums = nullptr;                 // SumsOf(rows, cols): sums of squares of the output
 };
 
 // phases[i] are products that may run at the same time, after those of phase i - 1. The lists of

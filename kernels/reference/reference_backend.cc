@@ -157,8 +157,7 @@ class ReferenceBackend final : public Backend {
     for (std::size_t i = 0; i < elements; ++i) Store(host, dtype, i, src[i]);
     return {};
   }
-  Error StoreIterate(void* iterate, const float* src, std::size_t elements,
-                     double scale) override {
+  Error StoreIterate(void* iterate, const float* src, std::size_t elements, double scale) override {
     auto* to = static_cast<float*>(iterate);
     for (std::size_t i = 0; i < elements; ++i) to[i] = static_cast<float>(src[i] * scale);
     return {};
@@ -211,10 +210,15 @@ class ReferenceBackend final : public Backend {
     return {};
   }
 
-  std::size_t NewtonSchulzScratchBytes(std::int64_t rows, std::int64_t cols) const override {
+  std::size_t NewtonSchulzScratchBytes(std::span<const MatrixShape> shapes,
+                                       const NewtonSchulzRule&) const override {
     // Temporary vectors, freed at the end of each matrix: X, its successor, A and B in fp64.
-    const auto [m, n] = std::minmax(rows, cols);
-    return static_cast<std::size_t>(2 * m * n + 2 * m * m) * sizeof(double);
+    std::int64_t elements = 0;
+    for (const MatrixShape& shape : shapes) {
+      const auto [m, n] = std::minmax(shape.rows, shape.cols);
+      elements = std::max(elements, 2 * m * n + 2 * m * m);
+    }
+    return static_cast<std::size_t>(elements) * sizeof(double);
   }
 };
 

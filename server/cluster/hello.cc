@@ -21,7 +21,7 @@ std::vector<HelloAnswer> AskHello(Peers& peers, const std::string& run,
     v1::HelloReply reply;
     answer.status = FromGrpc(peers.stub(answer.daemon).Hello(&context, request, &reply));
     answer.position = {reply.position().generation(), reply.position().next_step(),
-                       reply.position().state()};
+                       reply.position().lineage(), reply.position().state()};
   });
   return answers;
 }

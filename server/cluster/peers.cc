@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "proto/channel.h"
 
 namespace muond {
 namespace {
@@ -21,13 +20,17 @@ void AtOnce(int count, const std::function<void(int daemon)>& ask) {
 }
 
 // Daemons talk in small messages that others wait for: never behind the trainers' gradients.
-Peers::Peers(PeerList list, absl::Duration patience)
+Peers::Peers(PeerList list, absl::Duration patience, const ChannelSecurity& security)
     : list_(std::move(list)), patience_(patience) {
   if (list_.daemons.empty()) list_.daemons = {""};
   for (int daemon = 0; daemon < count(); ++daemon) {
-    stubs_.push_back(daemon == self() ? nullptr
-                                      : v1::Peer::NewStub(MakeChannel(list_.daemons[daemon],
-                                                                      kMessageBytesMax)));
+    const auto channel = daemon == self()
+                             ? nullptr
+                             : MakeChannel(list_.daemons[daemon], kMessageBytesMax, security);
+    stubs_.push_back(channel == nullptr ? nullptr : v1::Peer::NewStub(channel));
+    checkpoints_.push_back(channel == nullptr ? nullptr : v1::Checkpoint::NewStub(channel));
+    checkpoint_parts_.push_back(channel == nullptr ? nullptr
+                                                   : v1::CheckpointPeer::NewStub(channel));
   }
 }
 

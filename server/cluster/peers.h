@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "muond/v1/checkpoint.grpc.pb.h"
 #include "muond/v1/peer.grpc.pb.h"
+#include "proto/channel.h"
 #include "server/cluster/peer_list.h"
 
 namespace muond {
@@ -19,7 +21,7 @@ class Peers {
  public:
   // Connects at the first call. `patience`: how long a peer may be out of reach before those who
   // wait for it are told.
-  Peers(PeerList list, absl::Duration patience);
+  Peers(PeerList list, absl::Duration patience, const ChannelSecurity& security = {});
 
   // "" alone when this daemon has no peers.
   const std::vector<std::string>& daemons() const { return list_.daemons; }
@@ -28,6 +30,9 @@ class Peers {
   absl::Duration patience() const { return patience_; }
   // Of another daemon than this one.
   v1::Peer::Stub& stub(int daemon) { return *stubs_[daemon]; }
+  // Likewise, for checkpoints.
+  v1::Checkpoint::Stub& checkpoints(int daemon) { return *checkpoints_[daemon]; }
+  v1::CheckpointPeer::Stub& checkpoint_parts(int daemon) { return *checkpoint_parts_[daemon]; }
 
   // What daemons must agree on before they speak of a run: its plan, and the list of daemons.
   std::string Agreement(const std::string& plan_hash) const;
@@ -38,6 +43,8 @@ class Peers {
   PeerList list_;
   const absl::Duration patience_;
   std::vector<std::unique_ptr<v1::Peer::Stub>> stubs_;
+  std::vector<std::unique_ptr<v1::Checkpoint::Stub>> checkpoints_;
+  std::vector<std::unique_ptr<v1::CheckpointPeer::Stub>> checkpoint_parts_;
 };
 
 }  // namespace muond

@@ -38,14 +38,19 @@ void SetDeadline(grpc::ClientContext& context, absl::Time deadline) {
   context.set_deadline(absl::ToChronoTime(std::min(absl::Now() + kCallTimeout, deadline)));
 }
 
+// `promised`: what a daemon that refuses has promised, so that the next try goes above it at once.
 absl::StatusOr<StepMachine::Promise> AskPromise(Peers& peers, int daemon,
                                                 const v1::PrepareRequest& request,
-                                                absl::Time deadline) {
+                                                absl::Time deadline, std::int64_t& promised) {
   grpc::ClientContext context;
   SetDeadline(context, deadline);
   v1::PrepareReply reply;
-  MUOND_RETURN_IF_ERROR(FromGrpc(peers.stub(daemon).Prepare(&context, request, &reply)));
-  StepMachine::Promise promise{reply.next_step(), {}};
+  const absl::Status status = FromGrpc(peers.stub(daemon).Prepare(&context, request, &reply));
+  if (const auto position = PositionFrom(context); !status.ok() && position) {
+    promised = std::max(position->generation(), position->promised());
+  }
+  MUOND_RETURN_IF_ERROR(status);
+  StepMachine::Promise promise{reply.next_step(), {}, reply.lineage()};
   MUOND_ASSIGN_OR_RETURN(promise.votes, VotesFromProto(reply.votes()));
   return promise;
 }
@@ -75,28 +80,44 @@ absl::Status Summary(const Peers& peers, const std::string& run, const char* wha
                                             absl::StrJoin(failed, "; ")));
 }
 
+// `highest`: raised to the highest promise that a daemon told of.
 absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t generation,
-                     bool reinitialize, const RaiseHooks& own, absl::Time deadline) {
+                     bool reinitialize, const RaiseHooks& own, absl::Time deadline,
+                     const RestoreOrder& restore, std::int64_t& highest) {
   v1::PrepareRequest prepare;
   *prepare.mutable_peer() = introduction;
   prepare.set_generation(generation);
   prepare.set_reinitialize(reinitialize);
   std::vector<StepMachine::Promise> promises(peers.count());
+  std::vector<std::int64_t> told(peers.count(), 0);
   const auto promised = AskAll(peers.count(), deadline, [&](int daemon) {
-    auto promise = daemon == peers.self() ? own.prepare(generation)
-                                          : AskPromise(peers, daemon, prepare, deadline);
+    auto promise = daemon == peers.self()
+                       ? own.prepare(generation)
+                       : AskPromise(peers, daemon, prepare, deadline, told[daemon]);
     if (promise.ok()) promises[daemon] = *std::move(promise);
     return promise.status();
   });
+  highest = std::max(highest, *std::max_element(told.begin(), told.end()));
   MUOND_RETURN_IF_ERROR(Summary(peers, introduction.run(), "raise the generation", promised));
 
   RaiseOrder order{.generation = generation, .reinitialize = reinitialize};
-  if (!reinitialize) order.settled = SettledVotes(peers.count(), promises);
+  if (!reinitialize) {
+    if (const absl::Status one = CheckOneLineage(peers.daemons(), promises); !one.ok()) {
+      return absl::Status(one.code(), absl::StrFormat("run \"%s\": raise the generation: %s",
+                                                      introduction.run(), one.message()));
+    }
+    order.settled = SettledVotes(peers.count(), promises);
+  }
   for (const auto& promise : promises) {
     order.resume_step = std::max(order.resume_step, promise.next_step);
   }
+  if (!restore.name.empty()) {
+    order.restore = restore.name;
+    order.resume_step = restore.step;
+  }
   v1::RaiseRequest raise;
   *raise.mutable_peer() = introduction;
+  raise.set_restore(order.restore);
   raise.set_generation(generation);
   VotesToProto(order.settled, raise.mutable_settled());
   raise.set_reinitialize(reinitialize);
@@ -111,7 +132,7 @@ absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t
 
 absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
                              std::int64_t current, bool reinitialize, const RaiseHooks& own,
-                             absl::Time deadline) {
+                             absl::Time deadline, const RestoreOrder& restore) {
   const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
   // Each daemon has numbers of its own: two that coordinate at a time never give one to two orders.
   const auto own_above = [&](std::int64_t generation) {
@@ -121,9 +142,12 @@ absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::st
   };
   absl::Status status;
   // A daemon that is ahead, by another's unfinished try, refuses: go above it.
-  for (std::int64_t generation = own_above(current); absl::Now() < deadline;
-       generation = own_above(generation)) {
-    status = TryOnce(peers, introduction, generation, reinitialize, own, deadline);
+  std::int64_t highest = current;
+  while (absl::Now() < deadline) {
+    const std::int64_t generation = own_above(highest);
+    highest = generation;
+    status =
+        TryOnce(peers, introduction, generation, reinitialize, own, deadline, restore, highest);
     if (!absl::IsAborted(status)) return status;
   }
   return status;

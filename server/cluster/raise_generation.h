@@ -21,6 +21,13 @@ struct RaiseOrder {
   std::vector<CastVote> settled;  // see SettledVotes
   bool reinitialize = false;      // forget all state and go on at resume_step with initial values
   std::int64_t resume_step = 0;
+  std::string restore;  // with reinitialize: the staged checkpoint that takes the place of values
+};
+
+// A reinitialization from a checkpoint that all daemons have staged.
+struct RestoreOrder {
+  std::string name;
+  std::int64_t step = 0;
 };
 
 // This daemon's own part, done as the others do theirs.
@@ -31,8 +38,10 @@ struct RaiseHooks {
 
 // Blocks until all have raised it. UNAVAILABLE naming the daemons that did not answer by
 // `deadline`: those that have promised wait for another try, and no step is applied meanwhile.
+// FAILED_PRECONDITION when their states are of different lineages (CheckOneLineage), unless state
+// is forgotten. `restore`: where to go on, else with initial values at the highest next step of all.
 absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
                              std::int64_t current, bool reinitialize, const RaiseHooks& own,
-                             absl::Time deadline);
+                             absl::Time deadline, const RestoreOrder& restore = {});
 
 }  // namespace muond

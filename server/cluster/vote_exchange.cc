@@ -61,10 +61,9 @@ void VoteExchange::Start() {
 void VoteExchange::Stop() {
   std::lock_guard lock(mutex_);
   stopped_ = true;
-  for (auto& line : lines_) {
-    if (line->context != nullptr) line->context->TryCancel();
-    line->alarm.Cancel();
-  }
+  // What is on its way goes on: the last daemon to vote has its verdict at once, and the others
+  // wait for its vote.
+  for (auto& line : lines_) line->alarm.Cancel();
 }
 
 bool VoteExchange::stopped() const {
@@ -76,7 +75,7 @@ void VoteExchange::Send(Line& line) {
   // Asked for outside the lock: the listener has one of its own, and may be calling Stop.
   const std::vector<CastVote> known = listener_.known();
   std::lock_guard lock(mutex_);
-  if (stopped_) return;
+  if (stopped_ && line.context != nullptr) return;  // everybody is told once
   line.request.Clear();
   line.reply.Clear();
   *line.request.mutable_peer() = introduction_;
@@ -102,7 +101,9 @@ void VoteExchange::OnReply(Line& line, const absl::Status& status) {
     const v1::RunPosition& position = line.reply.position();
     if (const auto votes = VotesFromProto(line.reply.votes()); votes.ok()) {
       listener_.heard(line.daemon,
-                      {position.generation(), position.next_step(), position.state()}, *votes);
+                      {position.generation(), position.next_step(), position.lineage(),
+                       position.state()},
+                      *votes);
     } else {
       listener_.trouble(line.daemon, votes.status());
     }

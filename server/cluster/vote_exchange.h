@@ -23,6 +23,7 @@ namespace muond {
 struct PeerPosition {
   std::int64_t generation = 0;
   std::int64_t next_step = 0;
+  std::int64_t lineage = 0;
   v1::RunState state = v1::RUN_STATE_UNSPECIFIED;
 };
 
@@ -45,6 +46,7 @@ class VoteExchange : public std::enable_shared_from_this<VoteExchange> {
                                             Listener listener);
   // Calls the listener before it returns; once.
   void Start();
+  // Asks no more. The first message to each peer goes out all the same.
   void Stop();
 
  private:

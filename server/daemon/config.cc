@@ -206,7 +206,9 @@ std::string PrintConfig(const Config& config) {
   std::string text = absl::StrFormat("# %s, settings in force\n", VersionText());
   for (const Setting& setting : AllSettings()) {
     std::vector<std::string> values = setting.get(config);
-    if (setting.name == "metrics-address" && values[0].empty()) values[0] = "none";
+    const bool address =
+        setting.name == "metrics-address" || setting.name == "health-address";
+    if (address && values[0].empty()) values[0] = "none";
     for (std::string& value : values) value = QuoteConfigValue(value, IsBare(setting, value));
     const std::string joined = absl::StrJoin(values, ", ");
     const auto source = config.sources.find(std::string(setting.name));

@@ -87,11 +87,12 @@ absl::Status CheckListen(Config& config, const std::string& address,
     return Bad(config, "listen", address,
                "expected unix:///path, host:port or [IPv6]:port, the port 0 to 65535");
   }
-  if (!IsLoopback(tcp_address->host)) {
+  if (!IsLoopback(tcp_address->host) && config.service.tls_cert.empty()) {
     if (!config.insecure) {
       return Bad(config, "listen", address,
                  "plain TCP beyond loopback lets anyone on the network read and change a run; "
-                 "listen on a unix socket or 127.0.0.1, or say --insecure to accept that");
+                 "give --tls-cert, --tls-key and --tls-ca, listen on a unix socket or 127.0.0.1, "
+                 "or say --insecure to accept that");
     }
     config.warnings.push_back(absl::StrFormat(
         "listening on \"%s\" without encryption or authentication (--insecure)", address));
@@ -102,9 +103,46 @@ absl::Status CheckListen(Config& config, const std::string& address,
   return absl::OkStatus();
 }
 
+absl::Status CheckTls(const Config& config) {
+  const ServiceOptions& service = config.service;
+  const std::pair<const char*, const std::string&> files[] = {
+      {"tls-cert", service.tls_cert}, {"tls-key", service.tls_key}, {"tls-ca", service.tls_ca}};
+  int given = 0;
+  for (const auto& [name, file] : files) given += file.empty() ? 0 : 1;
+  for (const auto& [name, file] : files) {
+    if (given == 0 || !file.empty()) continue;
+    return Bad(config, name, file,
+               "tls-cert, tls-key and tls-ca belong together: give all or none");
+  }
+  if (given > 0 && config.insecure) {
+    return Bad(config, "insecure", "true", "with tls-cert every TCP address asks for certificates");
+  }
+  if (service.tls_refresh < absl::Seconds(1)) {
+    return Bad(config, "tls-refresh", absl::FormatDuration(service.tls_refresh),
+               "expected a second or more");
+  }
+  return absl::OkStatus();
+}
+
+// Anyone may know whether the daemon serves: no warning beyond loopback.
+absl::Status CheckHealth(Config& config, std::set<std::pair<std::string, int>>& tcp) {
+  std::string& health = config.service.health_address;
+  if (health == "none") health.clear();
+  if (health.empty()) return absl::OkStatus();
+  const auto address = SplitHostPort(health);
+  if (!address) {
+    return Bad(config, "health-address", health,
+               "expected host:port, the port 0 to 65535, or none");
+  }
+  if (address->port != 0) tcp.emplace(address->host, address->port);
+  return absl::OkStatus();
+}
+
 absl::Status CheckAddresses(Config& config) {
   std::set<std::string> seen;
   std::set<std::pair<std::string, int>> tcp;
+  MUOND_RETURN_IF_ERROR(CheckTls(config));
+  MUOND_RETURN_IF_ERROR(CheckHealth(config, tcp));
   std::string& metrics = config.service.metrics_address;
   if (metrics == "none") metrics.clear();
   if (!metrics.empty()) {
@@ -117,7 +155,10 @@ absl::Status CheckAddresses(Config& config) {
       config.warnings.push_back(
           absl::StrFormat("metrics are readable by anyone who can reach \"%s\"", metrics));
     }
-    if (address->port != 0) tcp.emplace(address->host, address->port);
+    if (address->port != 0 && !tcp.emplace(address->host, address->port).second) {
+      return Bad(config, "metrics-address", metrics,
+                 "the address is taken by another setting already");
+    }
   }
   if (config.service.listen.empty()) {
     return Bad(config, "listen", "", "a daemon needs at least one address");

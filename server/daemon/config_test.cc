@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,12 @@ TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       {"listen", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
       {"metrics-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
       {"insecure", "true", "false", "true"},
+      {"tls-cert", "a", "b", "c"},
+      {"tls-key", "a", "b", "c"},
+      {"tls-ca", "a", "b", "c"},
+      {"tls-server-name", "a", "b", "c"},
+      {"tls-refresh", "1s", "2s", "3s"},
+      {"health-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
       {"backend", "reference", "auto", "cpu"},
       {"devices", "0", "1", "GPU-1"},
       {"cpu-products", "f32", "bf16", "f32"},
@@ -78,6 +85,8 @@ TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       {"advertise", "a:1", "b:1", "c:1"},
       {"peers-expected", "1", "2", "3"},
       {"peer-patience", "1s", "2s", "3s"},
+      {"state-dir", "/a", "/b", "/c"},
+      {"overlap", "true", "false", "true"},
       {"step-deadline", "1s", "2s", "3s"},
       {"drain-grace", "1s", "2s", "3s"},
       {"max-chunk-bytes", "1MiB", "2MiB", "3MiB"},
@@ -105,13 +114,20 @@ TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
     const std::string flag = absl::StrFormat("--%s=%s", test.name, test.strong);
     const Environment env = {{setting->Variable(), test.middle}};
 
-    const Config file_only = Parse({"--config", path});
+    // The three files of TLS are accepted together only.
+    std::vector<std::string> arguments = {"--config", path};
+    const std::set<std::string> files = {"tls-cert", "tls-key", "tls-ca"};
+    for (const std::string& other : files) {
+      if (files.contains(test.name) && other != test.name) arguments.push_back("--" + other + "=x");
+    }
+    const Config file_only = Parse(arguments);
     EXPECT_EQ(setting->get(file_only)[0], test.weak);
     EXPECT_EQ(file_only.sources.at(test.name), path + ":1");
-    const Config with_env = Parse({"--config", path}, env);
+    const Config with_env = Parse(arguments, env);
     EXPECT_EQ(setting->get(with_env)[0], test.middle);
     EXPECT_EQ(with_env.sources.at(test.name), "environment " + setting->Variable());
-    const Config with_flag = Parse({"--config", path, flag}, env);
+    arguments.push_back(flag);
+    const Config with_flag = Parse(arguments, env);
     EXPECT_EQ(setting->get(with_flag)[0], test.strong);
     EXPECT_EQ(with_flag.sources.at(test.name), absl::StrFormat("flag --%s", test.name));
   }
@@ -183,12 +199,25 @@ TEST_F(ConfigTest, RefusesWhatMakesNoSenseAndSaysWhereItCameFrom) {
       {{"--listen", "127.0.0.1:1,127.0.0.1:1"}, "there twice"},
       {{"--listen", "127.0.0.1:9470"}, "taken by another setting"},
       {{"--metrics-address", "9470"}, "metrics-address \"9470\""},
+      {{"--health-address", "7071"}, "health-address \"7071\""},
+      {{"--health-address", "127.0.0.1:7070"}, "taken by another setting"},
+      {{"--health-address", "127.0.0.1:9470"}, "taken by another setting"},
+      {{"--tls-ca", "a"}, "belong together"},
+      {{"--tls-refresh", "0s"}, "a second or more"},
   };
   for (const auto& test : kCases) {
     EXPECT_THAT(ErrorOf(test.arguments), HasSubstr(test.message)) << test.arguments[0];
   }
   EXPECT_THAT(ErrorOf({}, {{"MUOND_LISTEN", "127.0.0.1:1,"}}),
               HasSubstr("listen (environment MUOND_LISTEN): expected no empty entry"));
+}
+
+TEST_F(ConfigTest, TlsTakesThePlaceOfInsecure) {
+  std::vector<std::string> arguments = {"--tls-cert=a", "--tls-key=b", "--tls-ca=c", "--listen",
+                                        "0.0.0.0:7070"};
+  EXPECT_THAT(Parse(arguments).warnings, IsEmpty());
+  arguments.push_back("--insecure");
+  EXPECT_THAT(ErrorOf(arguments), HasSubstr("asks for certificates"));
 }
 
 TEST_F(ConfigTest, PlainTcpBeyondLoopbackNeedsInsecure) {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -36,8 +37,18 @@ struct ServiceOptions {
   std::string cpu_products = "auto";           // "auto", "f32" or "bf16"
   int threads = 0;                             // of the backend; 0: one per core
   std::vector<std::string> listen;  // "unix:///path", "127.0.0.1:0"; empty: in-process only
+  // PEM files (proto/tls.h), all three or none: with them each TCP address of `listen` asks for a
+  // certificate, and calls to other daemons show this one.
+  std::string tls_cert, tls_key, tls_ca;
+  std::string tls_server_name;  // that the daemons' certificates carry; empty: the address's host
+  absl::Duration tls_refresh = absl::Seconds(30);
+  // Answers grpc.health.v1 and nothing else, plainly: for probes that have no certificate. Empty:
+  // off.
+  std::string health_address;
   std::string metrics_address;      // "127.0.0.1:0"; empty: no HTTP exposer
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
+  std::int64_t max_arena_bytes = std::int64_t{1} << 30;  // of all trainers' together; 0: none
+  std::int64_t max_arenas = 256;
   std::int64_t max_tensor_bytes = std::int64_t{2} << 30;
   std::int64_t max_run_bytes = 0;  // 0: what the machine has free
   std::int64_t max_parameters = 1'000'000;
@@ -49,7 +60,18 @@ struct ServiceOptions {
   std::string advertise;
   int peers_expected = 0;
   absl::Duration peer_patience = absl::Seconds(5);
+  // Where runs keep their generation, so that a daemon that restarts does not go back to an older
+  // one; must exist. Empty: nowhere.
+  std::string state_dir;
+  // Newton-Schulz before the verdict, while gradients still arrive.
+  bool overlap = false;
   absl::Duration step_deadline = absl::Seconds(120);  // of Finish calls that name no shorter wait
+  // Checkpoints (run/checkpointer.h); no directory: none.
+  std::string checkpoint_dir;
+  std::int64_t checkpoint_every_steps = 0;
+  absl::Duration checkpoint_every;
+  std::int64_t checkpoint_keep = 3;
+  std::string restore = "latest";
   std::string fault_points;                           // "name[:after[:count]],..."; tests only
   std::int64_t diagnostics_every = 100;  // steps between sampled diagnostics; 0: none
   std::int64_t summary_every = 100;      // steps between lines of the log; 0: none
@@ -71,12 +93,19 @@ class Service {
   // What was bound, in the order of ServiceOptions::listen, port 0 resolved: "127.0.0.1:41233".
   const std::vector<std::string>& addresses() const;
   std::string metrics_address() const;
+  std::string health_address() const;  // likewise; empty: off
   // A line of the log was written: counted. The level's name is spdlog's.
   void OnLogMessage(std::string_view level);
   // The Prometheus exposition of this moment, as GET /metrics gives it.
   std::string Metrics();
 
-  // Health NOT_SERVING, running calls may finish within `grace`, streams are then cancelled.
+  // Whether gRPC's threads still answer and no run's lock is stuck: asks itself for its status, and
+  // returns DEADLINE_EXCEEDED when `timeout` has passed. A device that computes for long, or hangs,
+  // does not count: step-deadline tells those who wait for it.
+  absl::Status CheckAlive(absl::Duration timeout);
+
+  // Health NOT_SERVING; runs are saved where there is a checkpoint directory and any grace; running
+  // calls may finish within `grace`, streams are then cancelled.
   void Stop(absl::Duration grace);
 
  private:

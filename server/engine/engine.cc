@@ -1,6 +1,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -40,10 +41,10 @@ double UpdateElementMax(const ShardState& state) {
 
 // What a run takes of a backend's memory, in bytes.
 struct MemoryNeed {
-  std::size_t weights = 0, second_moments = 0, gradients = 0, scratch = 0;
+  std::size_t weights = 0, second_moments = 0, gradients = 0, scratch = 0, results = 0;
   std::size_t in_calls = 0;  // scratch that the backend takes by itself
   std::size_t Total() const {
-    return 2 * weights + second_moments + gradients + scratch + in_calls;
+    return 2 * weights + second_moments + gradients + scratch + results + in_calls;
   }
 };
 
@@ -53,20 +54,21 @@ absl::Status OutOfMemory(const RunSpec& spec, const kernels::Backend& backend,
       "run \"%s\": needs %d bytes of memory on backend \"%s\" (%d of state, %d of gradients, %d of "
       "scratch), which has %s",
       spec.name, need.Total(), std::string(backend.name()), 2 * need.weights + need.second_moments,
-      need.gradients, need.scratch + need.in_calls,
+      need.gradients, need.scratch + need.results + need.in_calls,
       free > 0 ? absl::StrFormat("%d free", free) : "too little"));
 }
 
 }  // namespace
 
 Engine::Engine(kernels::Backend& backend, const RunSpec& spec, const Routing& routing,
-               const LocalShards& shards, int device, EngineFaults faults)
+               const LocalShards& shards, int device, EngineFaults faults, bool overlap)
     : backend_(backend),
       spec_(spec),
       routing_(routing),
       shards_(shards),
       device_(device),
-      faults_(faults) {}
+      faults_(faults),
+      overlap_(overlap) {}
 
 LocalShards WholeRun(const Routing& routing) {
   LocalShards shards(routing.parameters.size());
@@ -80,8 +82,9 @@ LocalShards WholeRun(const Routing& routing) {
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(kernels::Backend& backend,
                                                        const RunSpec& spec, const Routing& routing,
                                                        const LocalShards& shards, int device,
-                                                       EngineFaults faults) {
-  std::unique_ptr<Engine> engine(new Engine(backend, spec, routing, shards, device, faults));
+                                                       EngineFaults faults, bool overlap) {
+  std::unique_ptr<Engine> engine(
+      new Engine(backend, spec, routing, shards, device, faults, overlap));
   MUOND_RETURN_IF_ERROR(engine->BindShards());
   MUOND_RETURN_IF_ERROR(engine->AllocateStates());
   return engine;
@@ -136,13 +139,11 @@ absl::Status Engine::AllocateStates() {
     if (device) need.gradients += bytes;
     state_bytes_ +=
         static_cast<std::int64_t>(sizeof(float)) * state.elements * (state.muon() ? 2 : 3);
-    for (const MatrixBlock& block : state.matrices) {
-      need.in_calls =
-          std::max(need.in_calls, backend_.NewtonSchulzScratchBytes(block.rows, block.cols));
-    }
   }
-  need.scratch = std::max(MuonCommit::ScratchBytes(states_, backend_),
+  need.in_calls = MuonCommit::NewtonSchulzBytes(states_, backend_);
+  need.scratch = std::max(MuonCommit::ScratchBytes(states_, backend_, overlap_),
                           device ? kDeviceScratchBytes : std::size_t{0});
+  if (overlap_) need.results = MuonCommit::ResultBytes(states_, backend_);
   // Asked before anything is taken: other runs on the device must not feel the attempt.
   const std::size_t free = device ? backend_.FreeBytes() : 0;
   if (free > 0 && need.Total() > free) return OutOfMemory(spec_, backend_, need, free);
@@ -151,18 +152,24 @@ absl::Status Engine::AllocateStates() {
   second_moments_ = Buffer(backend_, need.second_moments);
   gradients_ = Buffer(backend_, need.gradients);
   scratch_ = Buffer(backend_, need.scratch);
+  results_ = Buffer(backend_, need.results);
   if (device) pack_ = StagingBuffer(backend_, UploadPack::kBytes);
   if (!weights_.ok() || !momenta_.ok() || !second_moments_.ok() || !gradients_.ok() ||
-      !scratch_.ok() || !pack_.ok()) {
+      !scratch_.ok() || !results_.ok() || !pack_.ok()) {
     return OutOfMemory(spec_, backend_, need, free);
   }
-  scratch_bytes_ = static_cast<std::int64_t>(need.gradients + need.scratch);
+  scratch_bytes_ = static_cast<std::int64_t>(need.gradients + need.scratch + need.results);
   std::size_t at = 0, second_at = 0;
+  char* o = static_cast<char*>(results_.data());
   for (ShardState& state : states_) {
     state.weight = weights_.floats() + at;
     state.momentum = momenta_.floats() + at;
     if (device) state.gradient_memory = gradients_.floats() + at;
     at += Padded(state.elements);
+    if (state.muon() && overlap_) {
+      state.o = o;
+      o += MuonCommit::ResultBytes({&state, 1}, backend_);
+    }
     if (state.muon()) continue;
     state.exp_avg_sq = second_moments_.floats() + second_at;
     second_at += Padded(state.elements);
@@ -205,7 +212,27 @@ bool Engine::CouldOverflow(const ShardState& state, double gradient_max) const {
                                  AdamWRuleOf(*state.group, now, state.t + 1, 1.0));
 }
 
+bool Engine::OrthogonalizeEarly() {
+  if (!overlap_ || doomed_ || !early_error_.ok()) return false;
+  std::vector<int> ready;
+  std::int64_t elements = 0;
+  for (int i = 0; i < std::ssize(states_); ++i) {
+    const ShardState& state = states_[i];
+    if (!state.muon() || state.elements == 0 || !state.reduced || state.orthogonalized) continue;
+    if (!ready.empty() && elements + state.elements > MuonCommit::EarlyElements(backend_)) break;
+    ready.push_back(i);
+    elements += state.elements;
+  }
+  if (ready.empty()) return false;
+  const auto start = std::chrono::steady_clock::now();
+  const CommitRequest request{.clip_coefficient = 1.0, .absent = {}, .muon = muon_, .adamw = {}};
+  early_error_ = MuonCommit(*this, request).OrthogonalizeEarly(ready);
+  early_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return early_error_.ok();
+}
+
 absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
+  MUOND_RETURN_IF_ERROR(early_error_);
   if (faults_.Fire(FaultPoint::kDelayCommit)) std::this_thread::sleep_for(std::chrono::seconds(1));
   std::vector<int> muon, adamw;
   for (int i = 0; i < std::ssize(states_); ++i) {
@@ -217,7 +244,9 @@ absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
   CommitReport report;
   report.diagnostics.sampled = request.sample;
   CountStale(request, report.diagnostics);
+  report.newton_schulz_seconds = early_seconds_;
   MUOND_RETURN_IF_ERROR(AdamWCommit(*this, request).Run(adamw, report));
+  faults_.StopHere(FaultPoint::kStopInCommit);
   if (faults_.Fire(FaultPoint::kFailCommit)) return absl::InternalError("commit: injected fault");
   MUOND_RETURN_IF_ERROR(MuonCommit(*this, request).Run(muon, report));
   if (faults_.Fire(FaultPoint::kMomentumNan) && !muon.empty()) {
@@ -248,13 +277,16 @@ absl::Status Engine::PoisonMomentum(ShardState& state) {
 }
 
 void Engine::Discard() {
+  doomed_ = false;
+  early_seconds_ = 0;
+  early_error_ = absl::OkStatus();
   for (ShardState& state : states_) {
     if (!state.reduced) continue;
     state.gradient_layer.reset();
     state.gradient = {};
     state.gradient_max = 0;
     state.gradient_sum_squares = 0;
-    state.reduced = false;
+    state.reduced = state.orthogonalized = false;
   }
 }
 

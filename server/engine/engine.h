@@ -33,6 +33,7 @@
 #include "server/engine/diagnostics.h"
 #include "server/engine/digest.h"
 #include "server/engine/shard_state.h"
+#include "server/engine/state_copy.h"
 #include "server/engine/upload_pack.h"
 #include "server/faults/fault_points.h"
 #include "server/registry/plan.h"
@@ -122,6 +123,9 @@ struct EngineFaults {
   FaultInjector* points = nullptr;
   kernels::NewtonSchulzFault* newton_schulz = nullptr;  // the backend's, counted up by the points
   bool Fire(FaultPoint point) const { return points != nullptr && points->Fire(point); }
+  void StopHere(FaultPoint point) const {
+    if (points != nullptr) points->StopHere(point);
+  }
 };
 
 class Engine {
@@ -129,10 +133,11 @@ class Engine {
   // Allocates all state of the shards that lie on `device`. INVALID_ARGUMENT for group settings
   // that can't be carried out (rules.h), RESOURCE_EXHAUSTED with the bytes needed and free when
   // memory is out. `spec` and `routing` must outlive the engine.
+  // With `overlap` O of every matrix has a place, so that matrices can be orthogonalized early.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(kernels::Backend& backend,
                                                         const RunSpec& spec, const Routing& routing,
                                                         const LocalShards& shards, int device,
-                                                        EngineFaults faults);
+                                                        EngineFaults faults, bool overlap = false);
 
   // Whether any of this parameter's state lives here.
   bool owns(int parameter) const { return !ShardsOf(parameter).empty(); }
@@ -157,6 +162,12 @@ class Engine {
   // requests[i]. Keeps the gradients for Commit. Many at once cost little more than one.
   absl::StatusOr<std::vector<ReducedGradient>> Reduce(std::span<const ReduceRequest> requests);
 
+  // Orthogonalizes, before anybody knows whether the step will be applied, what has been reduced:
+  // a few matrices at a time, so that other jobs need not wait for long. Reads state and writes
+  // none; what it finds waits for the commit, or is thrown away. False when nothing is ready:
+  // without overlap, or when the step is known to be skipped. Same bits as in Commit.
+  bool OrthogonalizeEarly();
+
   // Applies the step to every state that is not absent, in registration order, Muon batched within
   // bounded scratch. Every state not absent must have been reduced. On OK the gradients are gone.
   absl::StatusOr<CommitReport> Commit(const CommitRequest& request);
@@ -173,6 +184,13 @@ class Engine {
   // What digests are made of (digest.h).
   absl::StatusOr<std::vector<ShardHashes>> HashShards() const;
 
+  // Memory for a copy of all state here, contents undefined; any thread.
+  StateCopy MakeStateCopy() const;
+  absl::Status CopyState(StateCopy& copy) const;
+  // Takes over all state, t included, and scans it. `copy` as MakeStateCopy made it, filled.
+  absl::Status RestoreState(const StateCopy& copy);
+  int device() const { return device_; }
+
   ParameterFacts Facts(int parameter) const;
   StateHealth Health() const;
   std::int64_t state_bytes() const { return state_bytes_; }
@@ -185,7 +203,7 @@ class Engine {
   friend class AdamWCommit;
   friend class AdamWSample;
   Engine(kernels::Backend& backend, const RunSpec& spec, const Routing& routing,
-         const LocalShards& shards, int device, EngineFaults faults);
+         const LocalShards& shards, int device, EngineFaults faults, bool overlap);
   absl::Status BindShards();
   absl::Status AllocateStates();
   absl::Status BringGradients(std::span<const ReduceRequest> requests);
@@ -209,6 +227,7 @@ class Engine {
   const LocalShards shards_;
   const int device_;
   const EngineFaults faults_;
+  const bool overlap_;
   std::map<std::string, kernels::NewtonSchulzRule> rules_;  // by group
   std::vector<ShardState> states_;  // ascending by parameter and first element
   std::vector<std::size_t> begin_;  // of each parameter in states_, and the end
@@ -220,6 +239,11 @@ class Engine {
   Buffer weights_, momenta_, second_moments_, gradients_;
   // Of one job at a time: U and O of a batch, rows on their way out, gradients on their way in.
   Buffer scratch_;
+  Buffer results_;      // with overlap: O of every matrix
+  // Of the step in flight: some gradient will have it skipped; what early work took, its error.
+  bool doomed_ = false;
+  double early_seconds_ = 0;
+  absl::Status early_error_;
   StagingBuffer pack_;  // small gradients that go to a device together
 };
 

@@ -39,6 +39,7 @@ absl::StatusOr<std::vector<ReducedGradient>> Engine::Reduce(
     result.layers_free = true;
     for (ShardState& state : ShardsOf(requests[i].state)) {
       state.reduced = true;
+      state.orthogonalized = false;
       state.gradient_max = scan->max_abs;
       state.gradient_sum_squares =
           std::accumulate(scan->block_sums.begin(), scan->block_sums.end(), 0.0);
@@ -49,6 +50,7 @@ absl::StatusOr<std::vector<ReducedGradient>> Engine::Reduce(
       result.state_overflow =
           result.state_overflow || (scan->nonfinite == 0 && CouldOverflow(state, scan->max_abs));
       result.layers_free = result.layers_free && state.gradient_layer == nullptr;
+      doomed_ = doomed_ || scan->nonfinite > 0 || result.state_overflow;
       ++scan;
     }
   }
@@ -72,6 +74,7 @@ absl::Status Engine::BringGradients(std::span<const ReduceRequest> requests) {
 
 absl::Status Engine::BringGradient(ShardState& state, const ReduceRequest& request,
                                    UploadPack& pack) {
+  faults_.StopHere(FaultPoint::kStopInReduce);
   if (faults_.Fire(FaultPoint::kFailReduce)) {
     return absl::InternalError(
         absl::StrFormat("parameter \"%s\": reduce gradient: injected fault", state.spec->name));

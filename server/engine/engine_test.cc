@@ -44,9 +44,9 @@ class EngineTest : public ::testing::TestWithParam<bool> {
     return engine_->WriteInitial(state, box, Staged(values)->data(), Dtype::kF32);
   }
 
-  void Make() {
-    auto engine =
-        Engine::Create(*backend_, spec_, routing_, WholeRun(routing_), 0, {&points_, &fault_});
+  void Make(bool overlap = false) {
+    auto engine = Engine::Create(*backend_, spec_, routing_, WholeRun(routing_), 0,
+                                 {&points_, &fault_}, overlap);
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
     ASSERT_TRUE(WriteInitial(0, WholeBox({2, 2}), {1, 0, 0, 1}).ok());
@@ -230,6 +230,97 @@ TEST_P(EngineTest, Dion76_ABadFastPathIsRedoneAndCounted) {
   EXPECT_EQ(report->newton_schulz_fallbacks, 1);
   EXPECT_EQ(report->newton_schulz_calls, 1);
   EXPECT_NEAR(Weights(0, 4)[0], .9177124, 1e-5);
+}
+
+// ---- Newton-Schulz ahead of the commit ---------------------------------------------------------
+
+// Two steps, so that momentum counts: what state is after it, and what was counted.
+TEST_P(EngineTest, EarlyOrthogonalizationGivesTheSameBits) {
+  std::string digests[2];
+  for (const bool early : {false, true}) {
+    Make(early);
+    for (const float x : {3.0f, -1.0f}) {
+      Reduce(0, {x, 0.5f, 2, 4});
+      EXPECT_EQ(engine_->OrthogonalizeEarly(), early);
+      EXPECT_FALSE(engine_->OrthogonalizeEarly()) << "once";
+      Reduce(1, {2, x, 2});
+      const auto report = engine_->Commit(Request());
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->newton_schulz_calls, 1);
+      EXPECT_EQ(report->groups.at("all").updates, 1);
+    }
+    digests[early] = Digest();
+  }
+  EXPECT_EQ(digests[1], digests[0]);
+}
+
+TEST_P(EngineTest, ASkipAfterEarlyOrthogonalizationChangesNoByte) {
+  Make(true);
+  Reduce(0, {3, 0, 0, 4});
+  Reduce(1, {2, 2, 2});
+  ASSERT_TRUE(engine_->Commit(Request()).ok());
+  const std::string before = Digest();
+  Reduce(0, {1, 2, 3, 4});
+  ASSERT_TRUE(engine_->OrthogonalizeEarly());
+  EXPECT_EQ(Digest(), before) << "momentum is only read";
+  // Found too late to prevent the work: the step is skipped.
+  EXPECT_EQ(Reduce(1, {2, INFINITY, 2}).nonfinite, 1);
+  engine_->Discard();
+  EXPECT_EQ(Digest(), before);
+  // What was thrown away is not taken for the next step's.
+  Reduce(0, {3, 0, 0, 4});
+  Reduce(1, {2, 2, 2});
+  ASSERT_TRUE(engine_->Commit(Request()).ok());
+  const std::string with = Digest();
+  Make(false);
+  for (int step = 0; step < 2; ++step) {
+    Reduce(0, {3, 0, 0, 4});
+    Reduce(1, {2, 2, 2});
+    ASSERT_TRUE(engine_->Commit(Request()).ok());
+  }
+  EXPECT_EQ(with, Digest());
+}
+
+TEST_P(EngineTest, NothingIsOrthogonalizedForAStepThatWillBeSkipped) {
+  Make(true);
+  Reduce(1, {2, INFINITY, 2});
+  Reduce(0, {3, 0, 0, 4});
+  EXPECT_FALSE(engine_->OrthogonalizeEarly());
+}
+
+// The hyperparameters that a step is applied with are those of its Begin; others than those that
+// the early work was done with make it worthless.
+TEST_P(EngineTest, EarlyWorkOnOtherHyperparametersIsDoneAgain) {
+  CommitRequest other = Request();
+  other.muon["all"].momentum = 0.5;
+  std::string digests[2];
+  for (const bool early : {false, true}) {
+    Make(early);
+    Reduce(0, {1, 2, 3, 5});
+    EXPECT_EQ(engine_->OrthogonalizeEarly(), early);
+    Reduce(1, {2, 2, 2});
+    ASSERT_TRUE(engine_->Commit(other).ok());
+    digests[early] = Digest();
+  }
+  EXPECT_EQ(digests[1], digests[0]);
+}
+
+TEST_P(EngineTest, AFailedEarlyOrthogonalizationFailsTheCommitAndNoSkip) {
+  backend_ = Placed(kernels::MakeCpuBackend({.threads = 1, .newton_schulz_fault = &fault_}));
+  Make(true);
+  for (const bool commits : {false, true}) {
+    ASSERT_TRUE(points_.ArmFromSpec("newton_schulz_fast_path_nan,newton_schulz_fallback_nan").ok());
+    Reduce(0, {3, 0, 0, 4});
+    ASSERT_TRUE(engine_->OrthogonalizeEarly());
+    Reduce(1, {2, 2, 2});
+    if (!commits) {
+      engine_->Discard();
+      continue;
+    }
+    const auto report = engine_->Commit(Request());
+    ASSERT_TRUE(report.ok());
+    EXPECT_THAT(report->failure, HasSubstr("\"w\""));
+  }
 }
 
 }  // namespace

@@ -7,37 +7,10 @@
 #include <utility>
 
 #include "proto/check.h"
+#include "server/engine/engines_post.h"
 
 namespace muond {
 namespace {
-
-// The first that is not OK, in the order of the devices.
-absl::Status First(const std::vector<absl::Status>& statuses) {
-  for (const absl::Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status First(const std::vector<absl::StatusOr<T>>& results) {
-  for (const auto& result : results) {
-    if (!result.ok()) return result.status();
-  }
-  return absl::OkStatus();
-}
-
-void Merge(const StateHealth& part, StateHealth& whole) {
-  for (const auto& [name, group] : part.groups) {
-    StateHealth::Group& sum = whole.groups[name];
-    sum.muon_sum_squares += group.muon_sum_squares;
-    sum.momentum_sum_squares += group.momentum_sum_squares;
-    sum.weight_sum_squares += group.weight_sum_squares;
-  }
-  whole.nonfinite_momentum += part.nonfinite_momentum;
-  whole.nonfinite_second_moment += part.nonfinite_second_moment;
-  whole.nonfinite_weight += part.nonfinite_weight;
-}
 
 // Devices work side by side: a phase lasts as long as on the slowest.
 void Merge(const CommitReport& part, CommitReport& whole) {
@@ -111,14 +84,16 @@ Engines::Engines(std::vector<EngineDevice> devices, LocalShards shards,
 
 absl::StatusOr<std::unique_ptr<Engines>> Engines::Create(
     std::vector<EngineDevice> devices, const RunSpec& spec, const Routing& routing,
-    const LocalShards& shards, EngineFaults faults, std::weak_ptr<const void> owner) {
+    const LocalShards& shards, EngineFaults faults, bool overlap,
+    std::weak_ptr<const void> owner) {
   std::unique_ptr<Engines> engines(new Engines(std::move(devices), shards, std::move(owner)));
+  engines->overlap_ = overlap;
   for (const ParameterSpec& parameter : spec.parameters) {
     engines->shapes_.push_back(*parameter.shape);
   }
   for (int device = 0; device < std::ssize(engines->devices_); ++device) {
     MUOND_ASSIGN_OR_RETURN(auto engine, Engine::Create(*engines->devices_[device].backend, spec,
-                                                       routing, shards, device, faults));
+                                                       routing, shards, device, faults, overlap));
     engines->engines_.push_back(std::move(engine));
   }
   return engines;
@@ -129,29 +104,6 @@ absl::StatusOr<std::unique_ptr<Engines>> Engines::Create(
 void Engines::Post(int device, std::function<void(Engine&)> job) {
   devices_[device].executor->Post(
       [this, device, keep = owner_.lock(), job = std::move(job)] { job(*engines_[device]); });
-}
-
-// Calls `done` with the results in the order of `devices`, on the thread of the last.
-template <typename Result>
-void Engines::PostTo(const std::vector<int>& devices, std::function<Result(Engine&)> work,
-                     std::function<void(std::vector<Result>)> done) {
-  struct State {
-    std::function<Result(Engine&)> work;
-    std::function<void(std::vector<Result>)> done;
-    std::vector<Result> results;
-    std::atomic<int> open;
-  };
-  auto state = std::make_shared<State>();
-  state->work = std::move(work);
-  state->done = std::move(done);
-  state->results.resize(devices.size());
-  state->open = static_cast<int>(devices.size());
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    Post(devices[i], [state, i](Engine& engine) {
-      state->results[i] = state->work(engine);
-      if (--state->open == 0) state->done(std::move(state->results));
-    });
-  }
 }
 
 std::vector<int> Engines::All() const {
@@ -297,6 +249,14 @@ void Engines::RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch) {
     }
     if (--reduction.open == 0) reduction.Finish();
   }
+  if (overlap_) OrthogonalizeEarly(device);
+}
+
+// On any thread. One job for a few matrices: what comes in meanwhile goes before the next.
+void Engines::OrthogonalizeEarly(int device) {
+  devices_[device].executor->PostIdle([this, device, keep = owner_.lock()] {
+    if (engines_[device]->OrthogonalizeEarly()) OrthogonalizeEarly(device);
+  });
 }
 
 void Engines::Commit(CommitRequest request,

@@ -38,7 +38,8 @@ class Engines {
   // then. `owner` is what queued jobs keep alive: it holds spec, routing and this object.
   static absl::StatusOr<std::unique_ptr<Engines>> Create(
       std::vector<EngineDevice> devices, const RunSpec& spec, const Routing& routing,
-      const LocalShards& shards, EngineFaults faults, std::weak_ptr<const void> owner);
+      const LocalShards& shards, EngineFaults faults, bool overlap,
+      std::weak_ptr<const void> owner);
 
   // -- Constant; any thread.
   std::int64_t state_bytes() const;
@@ -60,7 +61,8 @@ class Engines {
 
   // -- Steps
   void SetHyperparameters(const HyperparametersByGroup& muon, const HyperparametersByGroup& adamw);
-  // Reductions that wait in a queue are carried out together.
+  // Reductions that wait in a queue are carried out together. With overlap the matrices that are
+  // complete are orthogonalized next, whenever their device has nothing else to do.
   void Reduce(ReduceRequest request,
               std::function<void(ReduceRequest, const absl::StatusOr<ReducedGradient>&)> done);
   void Commit(CommitRequest request, std::function<void(const absl::StatusOr<Committed>&)> done);
@@ -73,6 +75,14 @@ class Engines {
             std::function<absl::Status()> check, Done done);
   void HashShards(std::function<void(absl::StatusOr<std::vector<ShardHashes>>)> done);
   // facts[i] is about parameters[i].
+  // -- Checkpoints
+  // Memory for copies of all state here, contents undefined; any thread.
+  std::shared_ptr<StateCopies> MakeStateCopies() const;
+  void CopyState(std::shared_ptr<StateCopies> copies, Done done);
+  // As Engine::RestoreState.
+  void RestoreState(std::shared_ptr<const StateCopies> copies,
+                    std::function<void(const absl::StatusOr<StateHealth>&)> done);
+
   void Facts(std::vector<int> parameters, std::function<void(std::vector<ParameterFacts>)> done);
 
  private:
@@ -89,10 +99,12 @@ class Engines {
   std::vector<int> DevicesOf(int state, const Box& box, const ElementRange& range) const;
   void CloseBatches();
   void RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch);
+  void OrthogonalizeEarly(int device);
 
   const std::vector<EngineDevice> devices_;
   const LocalShards shards_;
   const std::weak_ptr<const void> owner_;
+  bool overlap_ = false;
   std::vector<Dims> shapes_;
   std::vector<std::unique_ptr<Engine>> engines_;  // by device
 

@@ -37,7 +37,8 @@ class EnginesTest : public ::testing::Test {
       executors_.push_back(std::make_unique<Executor>());
       devices.push_back({backends_[i].get(), executors_[i].get()});
     }
-    auto engines = Engines::Create(devices, spec_, routing_, shards, {&points_, nullptr}, owner_);
+    auto engines =
+        Engines::Create(devices, spec_, routing_, shards, {&points_, nullptr}, false, owner_);
     EXPECT_TRUE(engines.ok()) << engines.status();
     engines_ = *std::move(engines);
   }

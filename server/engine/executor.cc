@@ -24,9 +24,18 @@ void Executor::Post(std::function<void()> job) {
   ready_.notify_one();
 }
 
+void Executor::PostIdle(std::function<void()> job) {
+  {
+    std::lock_guard lock(mutex_);
+    idle_jobs_.push_back(std::move(job));
+    ++posted_;
+  }
+  ready_.notify_one();
+}
+
 std::size_t Executor::queued() const {
   std::lock_guard lock(mutex_);
-  return jobs_.size();
+  return jobs_.size() + idle_jobs_.size();
 }
 
 std::uint64_t Executor::posted() const {
@@ -36,23 +45,24 @@ std::uint64_t Executor::posted() const {
 
 void Executor::WaitIdle() const {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return jobs_.empty() && !running_; });
+  idle_.wait(lock, [this] { return jobs_.empty() && idle_jobs_.empty() && !running_; });
 }
 
 void Executor::Loop() {
   std::unique_lock lock(mutex_);
   while (true) {
-    ready_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    std::function<void()> job = std::move(jobs_.front());
-    jobs_.pop_front();
+    ready_.wait(lock, [this] { return stopping_ || !jobs_.empty() || !idle_jobs_.empty(); });
+    auto& from = jobs_.empty() ? idle_jobs_ : jobs_;
+    if (from.empty()) return;
+    std::function<void()> job = std::move(from.front());
+    from.pop_front();
     running_ = true;
     lock.unlock();
     job();
     job = nullptr;  // what the job holds is freed outside the lock
     lock.lock();
     running_ = false;
-    if (jobs_.empty()) idle_.notify_all();
+    if (jobs_.empty() && idle_jobs_.empty()) idle_.notify_all();
   }
 }
 

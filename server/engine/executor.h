@@ -23,6 +23,9 @@ class Executor {
 
   // Any thread. A job must not wait for a later job.
   void Post(std::function<void()> job);
+  // To be run when nothing else is queued: in the order in which such jobs were posted, behind
+  // every other job, those included that are posted later.
+  void PostIdle(std::function<void()> job);
   std::size_t queued() const;
   // Jobs posted since the beginning.
   std::uint64_t posted() const;
@@ -34,7 +37,7 @@ class Executor {
   mutable std::mutex mutex_;
   std::condition_variable ready_;
   mutable std::condition_variable idle_;
-  std::deque<std::function<void()>> jobs_;
+  std::deque<std::function<void()>> jobs_, idle_jobs_;
   std::uint64_t posted_ = 0;
   bool running_ = false;
   bool stopping_ = false;

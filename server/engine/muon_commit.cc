@@ -60,6 +60,24 @@ bool IsLowRank(const kernels::NewtonSchulzResult& result, std::int64_t k) {
          result.output_norm * result.output_norm < kLowRankShare * static_cast<double>(k);
 }
 
+// The states that share scratch, in their order.
+std::vector<std::vector<int>> BatchesOf(const std::vector<ShardState>& states,
+                                        const std::vector<int>& indexes,
+                                        const kernels::Backend& backend) {
+  std::vector<std::vector<int>> batches;
+  std::int64_t elements = 0;
+  for (int index : indexes) {
+    const std::int64_t more = Footprint(states[index]);
+    if (batches.empty() || elements + more > BatchElements(backend)) {
+      batches.emplace_back();
+      elements = 0;
+    }
+    batches.back().push_back(index);
+    elements += more;
+  }
+  return batches;
+}
+
 // Scans of parts of one tensor, combined in the order of the parts.
 void Merge(const kernels::StateScan& part, kernels::StateScan& whole) {
   whole.nonfinite += part.nonfinite;
@@ -74,8 +92,8 @@ MuonCommit::MuonCommit(Engine& engine, const CommitRequest& request)
       request_(request),
       element_bytes_(kernels::DtypeBytes(engine.backend_.iterate_dtype())) {}
 
-std::size_t MuonCommit::ScratchBytes(const std::vector<ShardState>& states,
-                                     const kernels::Backend& backend) {
+std::size_t MuonCommit::ScratchBytes(std::span<const ShardState> states,
+                                     const kernels::Backend& backend, bool overlap) {
   std::int64_t total = 0, largest = 0;
   bool packed = false;
   for (const ShardState& state : states) {
@@ -87,34 +105,61 @@ std::size_t MuonCommit::ScratchBytes(const std::vector<ShardState>& states,
   }
   const std::int64_t batch = std::max(largest, std::min(total, BatchElements(backend)));
   return static_cast<std::size_t>(batch) * kernels::DtypeBytes(backend.iterate_dtype()) *
-         (packed ? 3 : 2);
+         (1 + (overlap ? 0 : 1) + (packed ? 1 : 0));
+}
+
+std::size_t MuonCommit::ResultBytes(std::span<const ShardState> states,
+                                    const kernels::Backend& backend) {
+  std::int64_t elements = 0;
+  for (const ShardState& state : states) {
+    for (const MatrixBlock& block : state.matrices) elements += Aligned(block.rows * block.cols);
+  }
+  return static_cast<std::size_t>(elements) * kernels::DtypeBytes(backend.iterate_dtype());
+}
+
+// On the host matrices take their time one by one; a device is only busy with many.
+std::int64_t MuonCommit::EarlyElements(const kernels::Backend& backend) {
+  return backend.host_memory() ? 1 : kMuonBatchElements;
+}
+
+std::size_t MuonCommit::NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                          const kernels::Backend& backend) {
+  std::vector<int> muon;
+  for (int i = 0; i < std::ssize(states); ++i) {
+    if (states[i].muon() && states[i].elements > 0) muon.push_back(i);
+  }
+  std::size_t bytes = 0;
+  for (const std::vector<int>& batch : BatchesOf(states, muon, backend)) {
+    std::map<const kernels::NewtonSchulzRule*, std::vector<kernels::MatrixShape>> calls;
+    for (int index : batch) {
+      for (const MatrixBlock& block : states[index].matrices) {
+        calls[states[index].newton_schulz].push_back({block.rows, block.cols});
+      }
+    }
+    for (const auto& [rule, shapes] : calls) {
+      bytes = std::max(bytes, backend.NewtonSchulzScratchBytes(shapes, *rule));
+    }
+  }
+  return bytes;
 }
 
 absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
-  std::vector<int> batch;
-  std::int64_t elements = 0;
-  for (int index : states) {
-    const std::int64_t more = Footprint(engine_.states_[index]);
-    if (!batch.empty() && elements + more > BatchElements(engine_.backend_)) {
-      MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
-      if (!report.failure.empty()) return absl::OkStatus();
-      batch.clear();
-      elements = 0;
-    }
-    batch.push_back(index);
-    elements += more;
+  for (const std::vector<int>& batch : BatchesOf(engine_.states_, states, engine_.backend_)) {
+    MUOND_RETURN_IF_ERROR(RunBatch(batch, report));
+    if (!report.failure.empty()) break;
   }
-  return batch.empty() ? absl::OkStatus() : RunBatch(batch, report);
+  return absl::OkStatus();
 }
 
 absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& report) {
   auto clock = Clock::now();
   Batch batch{.states = states};
-  LayOut(batch);
+  LayOut(batch, /*write_m=*/true);
   const int device = engine_.device_;
-  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch, report));
+  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch, &report));
   EndPhase("momentum", device, &report.momentum_seconds, clock, report);
-  MUOND_RETURN_IF_ERROR(OrthogonalizeAll(batch, report));
+  MUOND_RETURN_IF_ERROR(OrthogonalizeAll(batch));
+  Count(batch, report);
   EndPhase("newton_schulz", device, &report.newton_schulz_seconds, clock, report);
   if (!report.failure.empty()) return absl::OkStatus();
   MUOND_RETURN_IF_ERROR(ApplyAll(batch, report));
@@ -126,19 +171,48 @@ absl::Status MuonCommit::RunBatch(const std::vector<int>& states, CommitReport& 
   return absl::OkStatus();
 }
 
-// The scratch holds U of all states, then O of all matrices, then the rows that are gathered.
-void MuonCommit::LayOut(Batch& batch) const {
+absl::Status MuonCommit::OrthogonalizeEarly(const std::vector<int>& states) {
+  Batch batch{.states = states};
+  LayOut(batch, /*write_m=*/false);
+  MUOND_RETURN_IF_ERROR(UpdateMomenta(batch, nullptr));
+  MUOND_RETURN_IF_ERROR(OrthogonalizeAll(batch));
+  for (const int index : states) {
+    ShardState& state = engine_.states_[index];
+    state.orthogonalized = true;
+    state.orthogonalized_with = request_.muon.at(state.group->name);
+    state.results.clear();
+  }
+  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
+    engine_.states_[batch.parts[i].state].results.push_back(batch.results[i]);
+  }
+  return absl::OkStatus();
+}
+
+// O is there already, and is what this commit would make.
+bool MuonCommit::Ready(const ShardState& state) const {
+  const bool unclipped =
+      engine_.spec_.clip_policy != ClipPolicy::kAll || request_.clip_coefficient == 1.0;
+  return state.orthogonalized && unclipped &&
+         state.orthogonalized_with == request_.muon.at(state.group->name);
+}
+
+// The scratch holds U of all states, then O of all matrices where it has no place of its own, then
+// the rows that are gathered.
+void MuonCommit::LayOut(Batch& batch, bool write_m) const {
   std::int64_t elements = 0;
   for (int index : batch.states) elements += Footprint(engine_.states_[index]);
   char* u = static_cast<char*>(engine_.scratch_.data());
   char* o = u + elements * element_bytes_;
-  char* packed = o + elements * element_bytes_;
-  batch.u = u;
-  batch.from_o_to_u = u - o;
+  char* packed = o + (engine_.overlap_ ? 0 : elements * element_bytes_);
+  char* spare = u;
   for (int index : batch.states) {
     const ShardState& state = engine_.states_[index];
     batch.momenta.push_back(MomentumJobOf(state, u));
-    const bool gather = Packed(state);
+    batch.momenta.back().write_m = write_m;
+    if (engine_.overlap_) o = state.o;
+    const bool ready = Ready(state);
+    const bool gather = Packed(state) && !ready;
+    std::size_t matrix = 0;
     for (const MatrixBlock& block : state.matrices) {
       const char* input = u + block.ranges[0].begin * block.cols * element_bytes_;
       if (gather) {
@@ -156,8 +230,10 @@ void MuonCommit::LayOut(Batch& batch) const {
                                 .rows = block.rows,
                                 .cols = block.cols,
                                 .u_scale = batch.momenta.back().u_scale});
-      batch.parts.push_back({index, &block});
+      batch.parts.push_back({index, &block, spare});
+      batch.results.push_back(ready ? state.results[matrix++] : kernels::NewtonSchulzResult{});
       o += Aligned(block.rows * block.cols) * element_bytes_;
+      spare += Aligned(block.rows * block.cols) * element_bytes_;
     }
     u += Aligned(state.elements) * element_bytes_;
   }
@@ -176,17 +252,17 @@ kernels::MomentumJob MuonCommit::MomentumJobOf(const ShardState& state, char* u)
                                        MuonInputBound(state.Maxima(), state.gradient_max, rule))};
 }
 
-absl::Status MuonCommit::UpdateMomenta(const Batch& batch, CommitReport& report) {
+absl::Status MuonCommit::UpdateMomenta(const Batch& batch, CommitReport* report) {
   std::vector<kernels::StateScan> scans(batch.states.size());
   if (auto error = engine_.backend_.Momentum(batch.momenta, scans)) {
     return KernelError("momentum", error);
   }
-  for (std::size_t i = 0; i < scans.size(); ++i) {
+  for (std::size_t i = 0; i < scans.size() && report != nullptr; ++i) {
     ShardState& state = engine_.states_[batch.states[i]];
     const kernels::MomentumRule& rule = batch.momenta[i].rule;
     const bool ema = rule.form == kernels::MomentumForm::kEma;
     NoteMomentum(state, rule.beta, (ema ? 1 - rule.beta : 1) * rule.gradient_scale,
-                 scans[i].sum_squares, report);
+                 scans[i].sum_squares, *report);
     state.momentum_scan = scans[i];
   }
   if (batch.gathers.empty()) return absl::OkStatus();
@@ -195,25 +271,23 @@ absl::Status MuonCommit::UpdateMomenta(const Batch& batch, CommitReport& report)
 }
 
 // Groups may differ in coefficients: the matrices of one group go in one call.
-absl::Status MuonCommit::OrthogonalizeAll(Batch& batch, CommitReport& report) {
-  batch.output_norms.resize(batch.parts.size());
+absl::Status MuonCommit::OrthogonalizeAll(Batch& batch) {
   std::vector<std::pair<const GroupSpec*, std::vector<std::size_t>>> groups;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
-    const GroupSpec* group = engine_.states_[batch.parts[i].state].group;
+    const ShardState& state = engine_.states_[batch.parts[i].state];
+    if (Ready(state)) continue;
     auto found = std::find_if(groups.begin(), groups.end(),
-                              [&](const auto& entry) { return entry.first == group; });
-    if (found == groups.end()) found = groups.insert(groups.end(), {group, {}});
+                              [&](const auto& entry) { return entry.first == state.group; });
+    if (found == groups.end()) found = groups.insert(groups.end(), {state.group, {}});
     found->second.push_back(i);
   }
   for (const auto& [group, members] : groups) {
-    MUOND_RETURN_IF_ERROR(Orthogonalize(batch, members, report));
-    if (!report.failure.empty()) break;
+    MUOND_RETURN_IF_ERROR(Orthogonalize(batch, members));
   }
   return absl::OkStatus();
 }
 
-absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
-                                       CommitReport& report) {
+absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size_t>& members) {
   const ShardState& first = engine_.states_[batch.parts[members[0]].state];
   std::vector<kernels::MatrixJob> jobs;
   for (const std::size_t member : members) {
@@ -226,14 +300,20 @@ absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size
   if (auto error = engine_.backend_.NewtonSchulz(jobs, *first.newton_schulz, results)) {
     return KernelError("Newton-Schulz", error);
   }
-  CommitReport::Group& group = report.groups[first.group->name];
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    const kernels::NewtonSchulzResult& result = results[i];
+  for (std::size_t i = 0; i < members.size(); ++i) batch.results[members[i]] = results[i];
+  return absl::OkStatus();
+}
+
+void MuonCommit::Count(const Batch& batch, CommitReport& report) const {
+  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
+    const kernels::NewtonSchulzResult& result = batch.results[i];
+    const ShardState& state = engine_.states_[batch.parts[i].state];
+    const MatrixBlock& block = *batch.parts[i].block;
+    CommitReport::Group& group = report.groups[state.group->name];
     ++report.newton_schulz_calls;
     report.zero_inputs += result.zero_input;
     report.newton_schulz_fallbacks += result.fallback;
-    batch.output_norms[members[i]] = result.output_norm;
-    group.ns_low_rank += IsLowRank(result, std::min(jobs[i].rows, jobs[i].cols));
+    group.ns_low_rank += IsLowRank(result, std::min(block.rows, block.cols));
     group.ns_zero += result.zero_input;
     group.ns_fallback += result.fallback;
     ++group.ns_calls;
@@ -241,10 +321,9 @@ absl::Status MuonCommit::Orthogonalize(Batch& batch, const std::vector<std::size
       report.failure = absl::StrFormat(
           "parameter \"%s\": Newton-Schulz of a %d x %d matrix: the fp32 standard path gave no "
           "usable result for a finite input; its weights were not changed; the run needs a restore",
-          engine_.states_[batch.parts[members[i]].state].spec->name, jobs[i].rows, jobs[i].cols);
+          state.spec->name, block.rows, block.cols);
     }
   }
-  return absl::OkStatus();
 }
 
 absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
@@ -258,14 +337,14 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
     const double factor =
         ShapeFactorOf(state.group->shape_factor, state.group->extra_factor, block.rows, block.cols);
     const char* o = static_cast<const char*>(batch.matrices[i].o);
-    update_squares[batch.parts[i].state] += std::pow(now.lr * factor * batch.output_norms[i], 2);
+    update_squares[batch.parts[i].state] += std::pow(now.lr * factor * batch.results[i].output_norm, 2);
     for (const RowRange& range : block.ranges) {
       const std::size_t count = range.count * block.cols;
       jobs.push_back({.w = state.weight + range.begin * block.cols,
                       .o = o,
                       .elements = count,
                       .decay = DecayFactor(*state.group, now),
-                      .step = now.lr * factor});
+                      .step = now.lr * factor * batch.results[i].o_scale});
       states.push_back(batch.parts[i].state);
       o += count * element_bytes_;
     }

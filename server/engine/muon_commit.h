@@ -1,7 +1,9 @@
-// Muon's half of a commit: momentum, Newton-Schulz, apply, batch by batch in bounded scratch.
+// Muon's half of a commit: momentum, Newton-Schulz, apply, batch by batch in bounded scratch; and
+// Newton-Schulz ahead of the commit, which then only needs the rest.
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,20 +15,33 @@ class MuonCommit {
  public:
   MuonCommit(Engine& engine, const CommitRequest& request);
 
-  // Bytes of scratch that Run needs for any of these states: U and O of one batch in the iterate
-  // dtype, and a packed copy of U where a row split gathers rows.
-  static std::size_t ScratchBytes(const std::vector<ShardState>& states,
-                                  const kernels::Backend& backend);
+  // Bytes of scratch that Run needs for any of these states: U of one batch in the iterate dtype, O
+  // of it unless O has a place of its own, and a packed copy of U where a row split gathers rows.
+  static std::size_t ScratchBytes(std::span<const ShardState> states,
+                                  const kernels::Backend& backend, bool overlap);
+  // Bytes that the backend's Newton-Schulz takes meanwhile.
+  static std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states,
+                                       const kernels::Backend& backend);
+  // Bytes of O of all their matrices.
+  static std::size_t ResultBytes(std::span<const ShardState> states,
+                                 const kernels::Backend& backend);
+  // How much is orthogonalized early at a time, unless a single state is larger: what comes in
+  // meanwhile waits for the end of it.
+  static std::int64_t EarlyElements(const kernels::Backend& backend);
 
   // Applies the step to `states` (indices of Muon states, all reduced). A matrix that can't be
   // orthogonalized stops the run: report.failure says which; its weights are left as they were.
   absl::Status Run(const std::vector<int>& states, CommitReport& report);
+
+  // Writes O of `states`, one batch, to its place, and what Newton-Schulz found; M is only read.
+  absl::Status OrthogonalizeEarly(const std::vector<int>& states);
 
  private:
   // One matrix of the batch: which rows of which state it came from.
   struct Part {
     int state;
     const MatrixBlock* block;
+    void* spare;  // as large as O, in what may be overwritten of U once all is orthogonalized
   };
   // Of one batch; the lists of a kind run in parallel.
   struct Batch {
@@ -35,19 +50,17 @@ class MuonCommit {
     std::vector<kernels::CopyJob> gathers;
     std::vector<kernels::MatrixJob> matrices;  // one per part
     std::vector<Part> parts;
-    std::vector<double> output_norms = {};  // |O|_F of each part
-    // U of the batch, and the distance from a matrix's O to what may be overwritten of U once all
-    // is orthogonalized.
-    char* u = nullptr;
-    std::ptrdiff_t from_o_to_u = 0;
+    std::vector<kernels::NewtonSchulzResult> results;  // likewise
   };
   absl::Status RunBatch(const std::vector<int>& states, CommitReport& report);
-  void LayOut(Batch& batch) const;
+  bool Ready(const ShardState& state) const;
+  void LayOut(Batch& batch, bool write_m) const;
   kernels::MomentumJob MomentumJobOf(const ShardState& state, char* u) const;
-  absl::Status UpdateMomenta(const Batch& batch, CommitReport& report);
-  absl::Status OrthogonalizeAll(Batch& batch, CommitReport& report);
-  absl::Status Orthogonalize(Batch& batch, const std::vector<std::size_t>& members,
-                             CommitReport& report);
+  // `report`: of a commit, which writes M; null: nothing but U is written.
+  absl::Status UpdateMomenta(const Batch& batch, CommitReport* report);
+  absl::Status OrthogonalizeAll(Batch& batch);
+  absl::Status Orthogonalize(Batch& batch, const std::vector<std::size_t>& members);
+  void Count(const Batch& batch, CommitReport& report) const;
   // Of a sampled commit, after OrthogonalizeAll: overwrites U.
   absl::Status MeasureResiduals(const Batch& batch, CommitReport& report);
   void NoteUpdate(const ShardState& state, double update_squares, CommitReport& report);

@@ -26,14 +26,14 @@ absl::Status MuonCommit::MeasureResiduals(const Batch& batch, CommitReport& repo
   std::map<std::int64_t, std::vector<std::size_t>> by_k;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const kernels::MatrixJob& job = batch.matrices[i];
-    if (batch.output_norms[i] > 0) by_k[std::min(job.rows, job.cols)].push_back(i);
+    if (batch.results[i].output_norm > 0) by_k[std::min(job.rows, job.cols)].push_back(i);
   }
   for (const auto& [k, members] : by_k) {
     std::vector<kernels::MatrixJob> jobs;
     for (const std::size_t i : members) {
       const kernels::MatrixJob& done = batch.matrices[i];
       jobs.push_back({.u = done.o,
-                      .o = static_cast<char*>(done.o) + batch.from_o_to_u,
+                      .o = batch.parts[i].spare,
                       .rows = done.rows,
                       .cols = done.cols});
     }
@@ -45,7 +45,7 @@ absl::Status MuonCommit::MeasureResiduals(const Batch& batch, CommitReport& repo
     for (std::size_t i = 0; i < members.size(); ++i) {
       const auto residual = Residual({.k = t,
                                       .t = t,
-                                      .output = batch.output_norms[members[i]],
+                                      .output = batch.results[members[i]].output_norm,
                                       .plus = plus[i].output_norm,
                                       .minus = minus[i].output_norm});
       if (!residual) continue;

@@ -56,6 +56,13 @@ struct ShardState {
   double gradient_sum_squares = 0;
   bool reduced = false;
 
+  // With overlap: where O of each of its matrices goes, one behind the other, and whether it is
+  // there for the gradient of the step in flight, with these values. Muon only.
+  char* o = nullptr;
+  bool orthogonalized = false;
+  Hyperparameters orthogonalized_with;
+  std::vector<kernels::NewtonSchulzResult> results;  // by matrix
+
   bool muon() const { return routed->algorithm == Algorithm::kMuon; }
   StateMaxima Maxima() const {
     return {weight_scan.max_abs, momentum_scan.max_abs, exp_avg_sq_scan.max_abs};

@@ -1,5 +1,7 @@
 #include "server/faults/fault_points.h"
 
+#include <signal.h>
+
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -72,6 +74,13 @@ const std::array<FaultPointInfo, static_cast<std::size_t>(FaultPoint::kCount)>& 
        "a flipped bit: one NaN in the first momentum, for alerts"},
       {FaultPoint::kDelayCommit, "delay_commit", "engine: before a commit",
        "a slow device: the commit waits for one second"},
+      {FaultPoint::kStopInReduce, "stop_in_reduce", "engine: start of a reduction",
+       "the process stops (SIGSTOP) before this daemon has voted on the step"},
+      {FaultPoint::kStopInCommit, "stop_in_commit", "engine: middle of a commit",
+       "the process stops (SIGSTOP) with some parameters applied and some not"},
+      {FaultPoint::kStopBeforeFinishReply, "stop_before_finish_reply",
+       "rpc: before a Finish call is answered",
+       "the process stops (SIGSTOP) after the step, its reply is not out"},
   }};
   return kTable;
 }
@@ -113,6 +122,10 @@ bool FaultInjector::FireArmed(FaultPoint point) {
     armed_.fetch_and(~Bit(point), std::memory_order_relaxed);
   }
   return true;
+}
+
+void FaultInjector::StopHere(FaultPoint point) {
+  if (Fire(point)) raise(SIGSTOP);
 }
 
 std::int64_t FaultInjector::fired(FaultPoint point) const {

@@ -22,6 +22,9 @@ enum class FaultPoint : std::uint8_t {
   kNewtonSchulzFallbackNan,
   kMomentumNan,
   kDelayCommit,
+  kStopInReduce,
+  kStopInCommit,
+  kStopBeforeFinishReply,
   kCount,
 };
 
@@ -60,6 +63,10 @@ class FaultInjector {
   bool Fire(FaultPoint point) {
     return (armed_.load(std::memory_order_relaxed) & Bit(point)) != 0 && FireArmed(point);
   }
+
+  // Where the point fires, the process stops, as by SIGSTOP, until somebody continues or kills it:
+  // a test of several processes then knows exactly where this one stands.
+  void StopHere(FaultPoint point);
 
   // How often the point fired since the injector was made.
   std::int64_t fired(FaultPoint point) const;

@@ -1,5 +1,9 @@
 #include "server/faults/fault_points.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <set>
 #include <string>
@@ -136,6 +140,26 @@ TEST(FaultInjector, ThreadsShareOnePlan) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(fired, 50);
+}
+
+// Another process sees it stop, and lets it go on.
+TEST(FaultInjector, AProcessStopsWhereItIsToldTo) {
+  FaultInjector faults;
+  faults.Arm(FaultPoint::kStopInCommit, 1);
+  const pid_t child = fork();
+  if (child == 0) {
+    faults.StopHere(FaultPoint::kStopInCommit);  // lets the first one pass
+    faults.StopHere(FaultPoint::kStopInCommit);
+    faults.StopHere(FaultPoint::kStopInCommit);  // spent
+    _exit(7);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(child, &state, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(state));
+  ASSERT_EQ(kill(child, SIGCONT), 0);
+  ASSERT_EQ(waitpid(child, &state, WUNTRACED), child);
+  ASSERT_TRUE(WIFEXITED(state));
+  EXPECT_EQ(WEXITSTATUS(state), 7);
 }
 
 }  // namespace

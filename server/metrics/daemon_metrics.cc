@@ -69,7 +69,10 @@ DaemonMetrics::DaemonMetrics(const BuildInfo& build, const BackendInfo& backend)
       log_messages_(series_.AddCounters(kLogMessages)),
       phases_(series_.AddHistograms(kStepPhase)),
       queues_(series_.AddGauges(kQueueDepth)),
-      peer_rtt_(series_.AddHistogram(kPeerRtt)) {
+      peer_rtt_(series_.AddHistogram(kPeerRtt)),
+      transport_choices_(series_.AddCounters(kTransportChoices)),
+      transport_fallbacks_(series_.AddCounters(kTransportFallbacks, {"arena", "grpc"})),
+      arenas_attached_(series_.AddGauge(kTransportConnections, {"arena"})) {
   series_.AddGauge(kBuildInfo, {build.version, build.revision, build.cuda, build.compiler})->Set(1);
   for (std::size_t device = 0; device < backend.models.size(); ++device) {
     const std::string& model = backend.models[device];
@@ -82,6 +85,7 @@ DaemonMetrics::DaemonMetrics(const BuildInfo& build, const BackendInfo& backend)
   }
   for (const std::string_view kind : RowOf(kMemory).labels[0].values) {
     const char* location = !backend.device_memory ? "host"
+                           : kind == "arena"      ? "host"
                            : kind == "staging"    ? "pinned"
                                                   : "device";
     memory_.push_back(series_.AddGauge(kMemory, {std::string(kind), location}));
@@ -114,6 +118,19 @@ void DaemonMetrics::OnTransportError(TransportPath path, TransportError reason) 
 
 void DaemonMetrics::ObservePeerRtt(absl::Duration elapsed) {
   peer_rtt_->Observe(std::max(0.0, absl::ToDoubleSeconds(elapsed)));
+}
+
+void DaemonMetrics::OnTransportChoice(TransportPath path) {
+  transport_choices_[At(path)]->Increment();
+}
+
+void DaemonMetrics::OnTransportFallback(TransportFallback reason) {
+  transport_fallbacks_[At(reason)]->Increment();
+}
+
+void DaemonMetrics::SetArenas(std::int64_t attached, std::int64_t bytes) {
+  arenas_attached_->Set(static_cast<double>(attached));
+  memory_[At(MemoryKind::kArena)]->Set(static_cast<double>(bytes));
 }
 
 void DaemonMetrics::AddMemory(MemoryKind kind, std::int64_t bytes) {

@@ -41,13 +41,17 @@ enum class LogSeverity : std::uint8_t { kDebug, kInfo, kWarning, kError, kCritic
 enum class StepPhase : std::uint8_t {
   kReceive, kUnscale, kReduce, kMomentum, kNewtonSchulz, kAdamW, kApply, kSend
 };
-enum class TransportPath : std::uint8_t { kGrpc };
+enum class TransportPath : std::uint8_t { kGrpc, kArena, kInProcess };
 enum class TransportDirection : std::uint8_t { kReceived, kSent };
 enum class TransportError : std::uint8_t {
   kTimeout, kReset, kChecksum, kProtocol, kVersion, kNoMemory
 };
 enum class QueueKind : std::uint8_t { kDevice, kPeer };
-enum class MemoryKind : std::uint8_t { kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging };
+// Why a registration got gRPC and not an arena.
+enum class TransportFallback : std::uint8_t { kNotOffered, kNoSocket, kRefused, kNotAttached };
+enum class MemoryKind : std::uint8_t {
+  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena
+};
 
 // The grpc_server_* series of one method: the status codes that calls commonly end with at 0 from
 // the start, a rare one from its first call on. `rare` counts those of all methods: beyond
@@ -94,6 +98,12 @@ class DaemonMetrics {
   void ObservePeerRtt(absl::Duration elapsed);
   // Asked at each exposition: how many jobs wait. Set once, before the first.
   void SetQueueDepth(std::function<double(QueueKind)> depth) { queue_depth_ = std::move(depth); }
+  // A registration was given this path.
+  void OnTransportChoice(TransportPath path);
+  // ... or gRPC in an arena's place.
+  void OnTransportFallback(TransportFallback reason);
+  // Of all trainers: how many have one, and the bytes of all.
+  void SetArenas(std::int64_t attached, std::int64_t bytes);
 
   // Runs add what they allocate and subtract what they free; the gauge is the sum.
   void AddMemory(MemoryKind kind, std::int64_t bytes);
@@ -119,6 +129,8 @@ class DaemonMetrics {
   std::vector<prometheus::Gauge*> memory_, queues_;
   prometheus::Histogram* peer_rtt_;
   std::function<double(QueueKind)> queue_depth_;
+  std::vector<prometheus::Counter*> transport_choices_, transport_fallbacks_;  // path; reason
+  prometheus::Gauge* arenas_attached_;
 
   std::mutex mutex_;  // of rpcs_
   std::atomic<int> rare_codes_{0};

@@ -39,7 +39,7 @@ std::vector<double> ResidualBuckets() {
 MetricLabel Run() { return {"run", {}}; }
 MetricLabel Group() { return {"group", {}}; }
 MetricLabel Algorithm() { return {"algorithm", {"muon", "adamw"}}; }
-MetricLabel Transport() { return {"transport", {"grpc"}}; }
+MetricLabel Transport() { return {"transport", {"grpc", "arena", "inprocess"}}; }
 MetricLabel Direction() { return {"direction", {"rx", "tx"}}; }
 MetricLabel GrpcType() { return {"grpc_type", {}}; }
 MetricLabel GrpcService() { return {"grpc_service", {}}; }
@@ -80,7 +80,7 @@ std::vector<MetricRow> DaemonRows() {
       {kProcessMaxFds, "process_max_fds", kGauge, kSection, {}, "",
        "Most file descriptors that the process may have open.", {}},
       {kMemory, "muond_memory_bytes", kGauge, kSection,
-       {{"kind", {"master", "momentum", "second_moment", "workspace", "staging"}},
+       {{"kind", {"master", "momentum", "second_moment", "workspace", "staging", "arena"}},
         {"location", {"host", "device", "pinned"}}}, "bytes",
        "Memory that the daemon holds for its runs, by use.", {}},
       {kQueueDepth, "muond_queue_depth", kGauge, kSection,
@@ -105,11 +105,26 @@ std::vector<MetricRow> RunRows() {
       {kMuonExpected, "muond_muon_expected", kGauge, kSection, {Run()}, "",
        "1 if the run was configured to optimize something by Muon.", {}},
       {kParameters, "muond_parameters", kGauge, kSection, {Run(), Group(), Algorithm()}, "",
-       "Logical tensors by algorithm, tied ones once.", {}},
+       "Logical tensors of the run, the same on all its daemons, tied ones once.", {}},
       {kParameterElements, "muond_parameter_elements", kGauge, kSection,
-       {Run(), Group(), Algorithm()}, "", "Elements by algorithm, tied ones once.", {}},
+       {Run(), Group(), Algorithm()}, "",
+       "Elements of the run, the same on all its daemons, tied ones once.", {}},
       {kShardElements, "muond_shard_elements", kGauge, kSection, {Run()}, "",
        "Elements of the run that this daemon owns.", {}},
+      {kCheckpoints, "muond_checkpoints_total", kCounter, kSection,
+       {Run(), {"result", {"saved", "save_failed", "restored", "restore_failed"}}}, "",
+       "Checkpoints saved and restored, counted by daemon 0 of the run.", {}},
+      {kCheckpointDuration, "muond_checkpoint_duration_seconds", kHistogram, kSection, {Run()},
+       "seconds", "Time from the wish for a checkpoint until it was durable.", StepBuckets()},
+      {kCheckpointSize, "muond_checkpoint_size_bytes", kGauge, kSection, {Run()}, "bytes",
+       "Bytes of the newest checkpoint, all daemons' files; 0 before the first.", {}},
+      {kCheckpointLastSuccess, "muond_checkpoint_last_success_timestamp_seconds", kGauge, kSection,
+       {Run()}, "seconds",
+       "Unix time at which the newest checkpoint was durable; 0 before the first.", {}},
+      {kCheckpointLastStep, "muond_checkpoint_last_step", kGauge, kSection, {Run()}, "",
+       "Version that the newest checkpoint holds; -1 before the first.", {}},
+      {kCheckpointInterval, "muond_checkpoint_interval_seconds", kGauge, kSection, {Run()},
+       "seconds", "Time between checkpoints that was asked for; 0: none by time.", {}},
   };
 }
 
@@ -214,6 +229,14 @@ std::vector<MetricRow> TransportRows() {
        "Transfers that failed.", {}},
       {kPeerRtt, "muond_peer_rtt_seconds", kHistogram, kSection, {}, "seconds",
        "Time until another daemon answered a vote.", RpcBuckets()},
+      {kTransportChoices, "muond_transport_choices_total", kCounter, kSection, {Transport()}, "",
+       "Registrations by the data path that they were given.", {}},
+      {kTransportFallbacks, "muond_transport_fallbacks_total", kCounter, kSection,
+       {{"from", {"arena"}}, {"to", {"grpc"}},
+        {"reason", {"not_offered", "no_socket", "refused", "not_attached"}}}, "",
+       "Registrations that got a slower data path than a trainer could have on this host.", {}},
+      {kTransportConnections, "muond_transport_connections", kGauge, kSection, {Transport()}, "",
+       "Trainers attached to the daemon by that path; gRPC's come and go and are not counted.", {}},
       {kGrpcServerStarted, "grpc_server_started_total", kCounter, kSection,
        {GrpcType(), GrpcService(), GrpcMethod()}, "", "Calls started on the server.", {}},
       {kGrpcServerHandled, "grpc_server_handled_total", kCounter, kSection,

@@ -24,6 +24,8 @@ enum class MetricId : std::uint8_t {
   // Runs.
   kRunActive, kRunState, kTrainersConnected, kTrainersExpected, kMuonExpected, kParameters,
   kParameterElements, kShardElements,
+  kCheckpoints, kCheckpointDuration, kCheckpointSize, kCheckpointLastSuccess, kCheckpointLastStep,
+  kCheckpointInterval,
   // Steps.
   kSteps, kLastStep, kLastStepTimestamp, kStepInflight, kStepInflightStartTimestamp,
   kStepWaitingShards, kStepDuration, kStepPhase, kConsecutiveSkips, kDuplicateRequests,
@@ -34,7 +36,8 @@ enum class MetricId : std::uint8_t {
   kNsSpecial, kNsResidual, kMuonUpdates, kMomentumGradCosine, kUpdateRmsRatio, kMomentumStale,
   kWorstValue,
   // Transport and RPC.
-  kTransportBytes, kTransportMessages, kTransportErrors, kPeerRtt,
+  kTransportBytes, kTransportMessages, kTransportErrors, kPeerRtt, kTransportChoices,
+  kTransportFallbacks, kTransportConnections,
   kGrpcServerStarted, kGrpcServerHandled, kGrpcServerHandling,
 };
 

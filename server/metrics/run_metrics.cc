@@ -83,6 +83,13 @@ void RunMetrics::AddRunSeries(const Opening& opening) {
   waiting_shards_ = series_.AddGauge(kStepWaitingShards, run);
   step_duration_ = series_.AddHistogram(kStepDuration, run);
   consecutive_skips_ = series_.AddGauge(kConsecutiveSkips, run);
+  checkpoints_ = series_.AddCounters(kCheckpoints, run);
+  checkpoint_duration_ = series_.AddHistogram(kCheckpointDuration, run);
+  checkpoint_size_ = series_.AddGauge(kCheckpointSize, run);
+  checkpoint_last_success_ = series_.AddGauge(kCheckpointLastSuccess, run);
+  checkpoint_last_step_ = series_.AddGauge(kCheckpointLastStep, run);
+  checkpoint_last_step_->Set(-1);
+  checkpoint_interval_ = series_.AddGauge(kCheckpointInterval, run);
   duplicates_ = series_.AddCounter(kDuplicateRequests, run);
 
   loss_scale_ = series_.AddGauge(kLossScale, run);
@@ -255,6 +262,23 @@ void RunMetrics::AddBusySeconds(double seconds) {
 }
 
 void RunMetrics::OnDuplicateRequest() { duplicates_->Increment(); }
+
+void RunMetrics::OnCheckpoint(CheckpointResult result) {
+  checkpoints_[static_cast<std::size_t>(result)]->Increment();
+}
+
+void RunMetrics::OnCheckpointSaved(std::int64_t step, std::int64_t bytes, absl::Duration elapsed,
+                                   absl::Time now) {
+  OnCheckpoint(CheckpointResult::kSaved);
+  checkpoint_duration_->Observe(absl::ToDoubleSeconds(elapsed));
+  Set(checkpoint_size_, static_cast<double>(bytes));
+  Set(checkpoint_last_success_, UnixSeconds(now));
+  Set(checkpoint_last_step_, static_cast<double>(step));
+}
+
+void RunMetrics::SetCheckpointInterval(absl::Duration interval) {
+  Set(checkpoint_interval_, absl::ToDoubleSeconds(interval));
+}
 
 void RunMetrics::SetNorms(std::span<const GroupNorms> groups) {
   MUOND_CHECK(static_cast<int>(groups.size()) == groups_, "one entry for each group");

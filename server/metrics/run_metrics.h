@@ -117,6 +117,14 @@ class RunMetrics {
   // A request came again and was answered from memory.
   void OnDuplicateRequest();
 
+  // Checkpoints. In the order of the label's values.
+  enum class CheckpointResult : std::uint8_t { kSaved, kSaveFailed, kRestored, kRestoreFailed };
+  void OnCheckpoint(CheckpointResult result);
+  // One was saved: its step, bytes, and the time that it took from the copy of the state on.
+  void OnCheckpointSaved(std::int64_t step, std::int64_t bytes, absl::Duration elapsed,
+                         absl::Time now);
+  void SetCheckpointInterval(absl::Duration interval);  // 0: none by time
+
   // Health of the state after a commit. One entry per group of the opening, in its order.
   void SetNorms(std::span<const GroupNorms> groups);
   void SetNonfiniteTensors(const NonfiniteTensors& counts);
@@ -158,6 +166,12 @@ class RunMetrics {
   prometheus::Histogram* step_duration_ = nullptr;
   prometheus::Gauge* consecutive_skips_ = nullptr;
   prometheus::Counter* duplicates_ = nullptr;
+  std::vector<prometheus::Counter*> checkpoints_;  // by result
+  prometheus::Histogram* checkpoint_duration_ = nullptr;
+  prometheus::Gauge* checkpoint_size_ = nullptr;
+  prometheus::Gauge* checkpoint_last_success_ = nullptr;
+  prometheus::Gauge* checkpoint_last_step_ = nullptr;
+  prometheus::Gauge* checkpoint_interval_ = nullptr;
   prometheus::Gauge* loss_scale_ = nullptr;
   std::vector<prometheus::Counter*> loss_scale_changes_;  // growth, backoff
   prometheus::Gauge* grad_norm_ = nullptr;

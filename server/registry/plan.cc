@@ -98,7 +98,7 @@ class Planner {
         total += static_cast<double>(routed.elements) * (12 + 2 * width);
       }
       if (holder || spec.tie_reduction == TieReduction::kSum) {
-        bytes.staging += width;
+        bytes.staging = options_.device_memory ? 4 : bytes.staging + width;
         bytes.in += width * pushes;
         total += static_cast<double>(routed.elements) * static_cast<double>(width * (1 + pushes));
       }
@@ -147,7 +147,8 @@ class Planner {
                       .first = block.ranges[0].begin * block.cols,
                       .elements = block.rows * block.cols,
                       .flops = NewtonSchulzFlops(block.rows, block.cols, steps),
-                      .workspace = block.rows * block.cols + 4 * low * low};
+                      .workspace = block.rows * block.cols + 4 * low * low,
+                      .group = GroupShare(block.rows, block.cols)};
       NoteLargest(block, item.flops);
       if (separable) {
         items.push_back(item);
@@ -157,6 +158,7 @@ class Planner {
       whole.flops += item.flops;
       whole.matrices += 1;
       whole.workspace = std::max(whole.workspace, item.workspace);
+      whole.group += item.group;
       whole.gathered = whole.gathered || block.ranges.size() > 1;
     }
     if (!separable) items.push_back(whole);

@@ -38,6 +38,8 @@ struct PlanOptions {
   std::int64_t memory_max_bytes = 0;          // of one owner: state, staging, scratch; 0: no limit
   bool overlap = false;            // Newton-Schulz before the verdict: its results wait in scratch
   std::int64_t iterate_bytes = 4;  // of one element in Newton-Schulz: 4 on the CPU, 2 on a GPU
+  // Memory is a GPU's own: gradients lie there in fp32, and Newton-Schulz takes more at a time.
+  bool device_memory = false;
 };
 
 // Owners are numbered daemon by daemon: all devices of daemon 0, then those of daemon 1, ...
@@ -55,7 +57,7 @@ struct OwnerLoad {
   std::int64_t matrices = 0;
   std::int64_t elements = 0;
   std::int64_t state_bytes = 0;    // fp32: weights and momentum, or weights and two moments
-  std::int64_t staging_bytes = 0;  // one copy of the gradients, each in its dtype
+  std::int64_t staging_bytes = 0;  // one copy of the gradients, each in its dtype; fp32 on a GPU
   std::int64_t scratch_bytes = 0;  // estimate, see docs/planning.md
   std::int64_t bytes_in = 0;       // gradients of a step; a replicated one comes from every rank
   std::int64_t bytes_out = 0;      // parameters of a version, once, each in its dtype

@@ -26,6 +26,16 @@ struct ElementBytes {
   std::int64_t Level() const { return state + in + out; }
 };
 
+// What matrices add to a group of those that a GPU takes side by side (kernels/cuda).
+struct GroupShare {
+  GroupShare() = default;
+  GroupShare(std::int64_t rows, std::int64_t cols);
+  GroupShare& operator+=(const GroupShare& more);
+
+  std::int64_t elements = 0;  // Newton-Schulz's own
+  std::int64_t area = 0;      // of the squares of the short side, elements
+};
+
 // One or several matrices that can't be parted.
 struct MatrixItem {
   int parameter = 0;
@@ -34,6 +44,7 @@ struct MatrixItem {
   Flops flops = 0;
   std::int64_t matrices = 1;
   std::int64_t workspace = 0;  // elements that Newton-Schulz works in, for the largest of them
+  GroupShare group = {};       // of all of them
   bool gathered = false;       // a row split picks its rows: they are packed first
 };
 
@@ -49,6 +60,7 @@ struct OwnerUse {
   std::int64_t matrix_elements = 0;
   std::int64_t largest_item = 0;  // elements
   std::int64_t workspace = 0;     // elements
+  GroupShare group;
   bool gathered = false;
 
   void Add(std::int64_t count, const ElementBytes& bytes);
@@ -56,6 +68,8 @@ struct OwnerUse {
   std::int64_t LevelBytes() const { return state_bytes + bytes_in + bytes_out; }
   // The estimate of docs/planning.md.
   std::int64_t ScratchBytes(const PlanOptions& options) const;
+  // Elements that Newton-Schulz works in on a GPU, of a batch of so many elements.
+  std::int64_t GroupElements(const PlanOptions& options, std::int64_t batch) const;
   std::int64_t MemoryBytes(const PlanOptions& options) const {
     return state_bytes + staging_bytes + ScratchBytes(options);
   }

@@ -36,6 +36,25 @@ TEST(PlanMemory, OverlapKeepsTheResultOfEveryMatrix) {
   EXPECT_EQ(more, 2 * (973'078'528 - 2 * batch)) << "2 bytes for each element beyond a batch";
 }
 
+TEST(PlanMemory, OnAGpuGradientsAreFp32AndNewtonSchulzTakesGroups) {
+  RunSpec run = RunOf({Tensor("w", {1024, 2048}), Tensor("s", {512, 512}), Tensor("b", {4096})});
+  for (ParameterSpec& spec : run.parameters) spec.dtype = Dtype::kBF16;
+  PlanOptions options = Daemons(1);
+  options.iterate_bytes = 2;
+  options.device_memory = true;
+  const OwnerLoad load = PlanOf(run, options)->owners[0];
+  const std::int64_t w = 1024 * 2048, s = 512 * 512;
+  EXPECT_EQ(load.staging_bytes, 4 * (w + s + 4096));
+  EXPECT_EQ(load.bytes_in, 2 * (w + s + 4096));
+  EXPECT_EQ(load.scratch_bytes, 2 * (2 * (w + s) + (w + 5 * 1024 * 1024) + (s + 2 * s)));
+  // Two batches and a bit, each of two groups and a bit.
+  const RunSpec large = Llama1B();
+  const OwnerLoad all = PlanOf(large, options)->owners[0];
+  const std::int64_t batch = std::int64_t{256} << 20;
+  EXPECT_GT(all.scratch_bytes, 2 * 2 * batch);
+  EXPECT_LT(all.scratch_bytes, 2 * 2 * batch + (std::int64_t{1} << 30));
+}
+
 TEST(PlanMemory, TiesHaveOneStateAndSumsStageEveryName) {
   RunSpec run = RunOf({Tensor("a", {512, 512}), Tensor("b", {512, 512})});
   run.parameters[0].tie = run.parameters[1].tie = "t";

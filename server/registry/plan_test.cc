@@ -32,6 +32,15 @@ TEST(Plan, RandomRunsAreCoveredExactly) {
   }
 }
 
+// Padding shards to a full one made the work grow with the world.
+TEST(Plan, Dion96_TheWorkDoesNotDependOnTheNumberOfDaemons) {
+  const RunSpec run = Llama1B();
+  const double alone = PlanOf(run, Daemons(1))->total_flops;
+  for (const int daemons : {2, 8, 64}) {
+    EXPECT_EQ(PlanOf(run, Daemons(daemons))->total_flops, alone) << daemons;
+  }
+}
+
 struct ModelCase {
   const char* name;
   RunSpec (*run)();

@@ -30,6 +30,8 @@ v1::RunPosition ToProto(const RunPosition& position) {
   message.set_next_step(position.next_step);
   message.set_state(ToProto(position.state));
   message.set_resume_step(position.resume_step);
+  message.set_lineage(position.lineage);
+  message.set_promised(position.promised);
   if (position.last_outcome) *message.mutable_last_outcome() = ToProto(*position.last_outcome);
   return message;
 }
@@ -65,6 +67,19 @@ grpc::ServerUnaryReactor* AnswerNow(grpc::CallbackServerContext* context,
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(Answer(context, status, run));
   return reactor;
+}
+
+absl::StatusOr<ChunkMessage> DecodeRequest(const grpc::ByteBuffer& buffer,
+                                           std::span<const int> chunk_fields,
+                                           google::protobuf::MessageLite* head) {
+  auto message = ChunkMessage::Decode(buffer, chunk_fields, head);
+  if (message.ok()) return message;
+  return absl::InvalidArgumentError(message.status().message());
+}
+
+grpc::ByteBuffer ToBuffer(const google::protobuf::MessageLite& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
 }
 
 }  // namespace muond

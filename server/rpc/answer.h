@@ -1,9 +1,13 @@
 // What all handlers share: the run's position in messages, and refusals that carry it.
 #pragma once
 
+#include <span>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "grpcpp/grpcpp.h"
 #include "muond/v1/optimizer.pb.h"
+#include "proto/chunk_message.h"
 #include "server/run/run.h"
 
 namespace muond {
@@ -21,5 +25,12 @@ grpc::Status Answer(grpc::CallbackServerContext* context, const absl::Status& st
 // The reactor of a unary call that is answered at once.
 grpc::ServerUnaryReactor* AnswerNow(grpc::CallbackServerContext* context,
                                     const absl::Status& status, const Run* run);
+
+// A request that came as a raw buffer: its chunks, and all else in `head`. INVALID_ARGUMENT when it
+// is no such message.
+absl::StatusOr<ChunkMessage> DecodeRequest(const grpc::ByteBuffer& buffer,
+                                           std::span<const int> chunk_fields,
+                                           google::protobuf::MessageLite* head);
+grpc::ByteBuffer ToBuffer(const google::protobuf::MessageLite& message);
 
 }  // namespace muond

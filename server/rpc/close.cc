@@ -14,6 +14,7 @@ grpc::ServerUnaryReactor* OptimizerService::Close(grpc::CallbackServerContext* c
   if (!last.ok()) return AnswerNow(context, last.status(), run->get());
   for (std::int64_t rank : open_ranks) reply->add_open_ranks(rank);
   reply->set_closed(*last);
+  context_.arenas->Close({(*run)->name(), request->rank()});
   if (*last) {
     context_.runs->Remove(*run);
     spdlog::info("run \"{}\": closed", (*run)->name());

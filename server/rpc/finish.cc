@@ -66,6 +66,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor {
       alarm.Cancel();
       if (outcome) *reply->mutable_outcome() = ToProto(*outcome);
       absl::Status said = status;
+      if (said.ok()) faults->StopHere(FaultPoint::kStopBeforeFinishReply);
       if (said.ok() && faults->Fire(FaultPoint::kDropFinishReply)) {
         said = absl::UnavailableError("injected fault: the reply was lost");
       }

@@ -1,6 +1,8 @@
 #include <memory>
 #include <mutex>
 
+#include "proto/check.h"
+#include "proto/chunk_message.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/incoming_slices.h"
 #include "server/rpc/optimizer_service.h"
@@ -10,14 +12,15 @@ namespace {
 
 // Slices that the executor has not yet written, at most: bounds what a fast stream can pile up.
 constexpr int kPendingMax = 8;
+constexpr int kChunkFields[] = {v1::InitializeRequest::kChunkFieldNumber};
 
 // Like a push, but each slice is answered by the executor: the stream's answer waits for all.
-class InitializeStream final : public grpc::ServerReadReactor<v1::InitializeRequest> {
+class InitializeStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
   InitializeStream(grpc::CallbackServerContext* context, const RpcContext& rpc,
-                   v1::InitializeReply* reply)
-      : context_(context), rpc_(rpc), reply_(reply) {
-    StartRead(&request_);
+                   grpc::ByteBuffer* reply)
+      : context_(context), rpc_(rpc), reply_buffer_(reply), slices_(rpc, *context) {
+    StartRead(&message_);
   }
 
   void OnReadDone(bool ok) override {
@@ -33,36 +36,36 @@ class InitializeStream final : public grpc::ServerReadReactor<v1::InitializeRequ
 
  private:
   absl::Status Take() {
+    v1::InitializeRequest head;
+    MUOND_ASSIGN_OR_RETURN(const ChunkMessage message, DecodeRequest(message_, kChunkFields, &head));
     if (run_ == nullptr) {
-      auto run = rpc_.runs->Find(request_.id().run());
-      if (!run.ok()) return run.status();
-      run_ = *std::move(run);
-      generation_ = request_.id().generation();
-      slices_.Use(run_, request_.rank(), rpc_.max_chunk_bytes);
+      MUOND_ASSIGN_OR_RETURN(run_, rpc_.runs->Find(head.id().run()));
+      generation_ = head.id().generation();
+      slices_.Use(run_, head.rank());
     }
     // A rank that holds nothing sends one message without a chunk: who opened the stream.
-    if (!request_.has_chunk()) return absl::OkStatus();
-    const v1::Chunk& chunk = request_.chunk();
-    rpc_.metrics->OnTransfer(TransportPath::kGrpc, TransportDirection::kReceived,
-                             chunk.data().size());
-    auto slice = slices_.Take(chunk, [this](const SliceAddress& address, Dtype dtype) {
+    const auto open = [this](const SliceAddress& address, Dtype dtype) {
       return run_->OpenInitial(address, generation_, dtype);
-    });
-    if (!slice.ok()) return slice.status();
-    if (!*slice) return absl::OkStatus();
+    };
+    const auto close = [this](const OpenSlice& slice) { return Close(slice); };
+    MUOND_RETURN_IF_ERROR(slices_.Take(message, open, close));
+    return head.has_fill() ? slices_.Take(head.fill(), open, close) : absl::OkStatus();
+  }
+
+  absl::Status Close(const OpenSlice& slice) {
     {
       std::lock_guard lock(mutex_);
       ++pending_;
     }
-    run_->CloseInitial(**slice, [this](const absl::StatusOr<SliceArrival>& arrival) {
+    run_->CloseInitial(slice, [this](const absl::StatusOr<SliceArrival>& arrival) {
       Decide([&] {
         --pending_;
         if (!arrival.ok()) {
           if (status_.ok()) status_ = arrival.status();
         } else if (*arrival == SliceArrival::kAccepted) {
-          reply_->set_slices_accepted(reply_->slices_accepted() + 1);
+          reply_.set_slices_accepted(reply_.slices_accepted() + 1);
         } else {
-          reply_->set_slices_duplicate(reply_->slices_duplicate() + 1);
+          reply_.set_slices_duplicate(reply_.slices_duplicate() + 1);
         }
         const bool resume = paused_;
         paused_ = false;
@@ -83,25 +86,30 @@ class InitializeStream final : public grpc::ServerReadReactor<v1::InitializeRequ
       end = !read && !reading_ && pending_ == 0 && !ended_;
       ended_ = ended_ || end;
     }
-    if (read) StartRead(&request_);
+    if (read) {
+      message_.Clear();
+      StartRead(&message_);
+    }
     if (end) End();
   }
 
   void End() {
     slices_.AbandonAll();
-    CountError(rpc_.metrics, status_);
+    slices_.CountError(status_);
     if (status_.ok() && run_ != nullptr) {
       const Run::InitialProgress progress = run_->initial_progress();
-      reply_->set_complete(progress.complete);
-      for (const std::string& name : progress.missing) reply_->add_missing(name);
+      reply_.set_complete(progress.complete);
+      for (const std::string& name : progress.missing) reply_.add_missing(name);
     }
+    *reply_buffer_ = ToBuffer(reply_);
     Finish(Answer(context_, status_, run_.get()));
   }
 
   grpc::CallbackServerContext* const context_;
   const RpcContext& rpc_;
-  v1::InitializeReply* const reply_;
-  v1::InitializeRequest request_;
+  grpc::ByteBuffer* const reply_buffer_;
+  v1::InitializeReply reply_;
+  grpc::ByteBuffer message_;
   std::shared_ptr<Run> run_;
   std::int64_t generation_ = 0;
   IncomingSlices slices_;
@@ -116,8 +124,8 @@ class InitializeStream final : public grpc::ServerReadReactor<v1::InitializeRequ
 
 }  // namespace
 
-grpc::ServerReadReactor<v1::InitializeRequest>* OptimizerService::Initialize(
-    grpc::CallbackServerContext* context, v1::InitializeReply* reply) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* OptimizerService::Initialize(
+    grpc::CallbackServerContext* context, grpc::ByteBuffer* reply) {
   return new InitializeStream(context, context_, reply);
 }
 

@@ -11,6 +11,7 @@
 #include "server/faults/fault_points.h"
 #include "server/metrics/daemon_metrics.h"
 #include "server/run/run_table.h"
+#include "server/transport/arena_table.h"
 
 namespace muond {
 
@@ -20,6 +21,10 @@ struct RpcContext {
   std::shared_ptr<Peers> peers;
   Executor* peer_executor = nullptr;
   FaultInjector* faults = nullptr;
+  ArenaTable* arenas = nullptr;
+  std::string arena_socket;      // path; empty: the daemon has none
+  std::string why_no_arenas;     // then
+  std::string boot_id;           // of this host
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   absl::Duration step_deadline = absl::Seconds(120);
   std::string version;              // of the daemon
@@ -29,24 +34,35 @@ struct RpcContext {
   absl::Time started;
 };
 
-class OptimizerService final : public v1::Optimizer::CallbackService {
+// The streams of chunks are read and written as raw buffers (proto/chunk_message.h).
+using OptimizerServiceBase =
+    v1::Optimizer::WithRawCallbackMethod_Initialize<v1::Optimizer::WithRawCallbackMethod_Push<
+        v1::Optimizer::WithRawCallbackMethod_Pull<v1::Optimizer::CallbackService>>>;
+
+class OptimizerService final : public OptimizerServiceBase {
  public:
   explicit OptimizerService(RpcContext context) : context_(std::move(context)) {}
 
   grpc::ServerUnaryReactor* Register(grpc::CallbackServerContext*, const v1::RegisterRequest*,
                                      v1::RegisterReply*) override;
-  grpc::ServerReadReactor<v1::InitializeRequest>* Initialize(grpc::CallbackServerContext*,
-                                                             v1::InitializeReply*) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Initialize(grpc::CallbackServerContext*,
+                                                        grpc::ByteBuffer*) override;
   grpc::ServerUnaryReactor* Begin(grpc::CallbackServerContext*, const v1::BeginRequest*,
                                   v1::BeginReply*) override;
-  grpc::ServerReadReactor<v1::PushRequest>* Push(grpc::CallbackServerContext*,
-                                                 v1::PushReply*) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Push(grpc::CallbackServerContext*,
+                                                  grpc::ByteBuffer*) override;
   grpc::ServerUnaryReactor* Finish(grpc::CallbackServerContext*, const v1::FinishRequest*,
                                    v1::FinishReply*) override;
   grpc::ServerUnaryReactor* Skip(grpc::CallbackServerContext*, const v1::SkipRequest*,
                                  v1::FinishReply*) override;
-  grpc::ServerWriteReactor<v1::PullReply>* Pull(grpc::CallbackServerContext*,
-                                                const v1::PullRequest*) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext*,
+                                                   const grpc::ByteBuffer*) override;
+  grpc::ServerUnaryReactor* OpenArena(grpc::CallbackServerContext*, const v1::OpenArenaRequest*,
+                                      v1::OpenArenaReply*) override;
+  grpc::ServerUnaryReactor* CloseArena(grpc::CallbackServerContext*, const v1::CloseArenaRequest*,
+                                       v1::CloseArenaReply*) override;
+  grpc::ServerBidiReactor<v1::PullArenaRequest, v1::PullReply>* PullArena(
+      grpc::CallbackServerContext*) override;
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext*, const v1::CloseRequest*,
                                   v1::CloseReply*) override;
   grpc::ServerUnaryReactor* RaiseGeneration(grpc::CallbackServerContext*,

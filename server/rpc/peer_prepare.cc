@@ -12,6 +12,7 @@ grpc::ServerUnaryReactor* PeerService::Prepare(grpc::CallbackServerContext* cont
   const auto promise = (*run)->Prepare(request->generation(), request->reinitialize());
   if (!promise.ok()) return AnswerNow(context, promise.status(), run->get());
   reply->set_next_step(promise->next_step);
+  reply->set_lineage(promise->lineage);
   VotesToProto(promise->votes, reply->mutable_votes());
   return AnswerNow(context, absl::OkStatus(), nullptr);
 }

@@ -14,7 +14,8 @@ grpc::ServerUnaryReactor* PeerService::Raise(grpc::CallbackServerContext* contex
   const absl::Status raised = (*run)->Raise({.generation = request->generation(),
                                              .settled = *std::move(settled),
                                              .reinitialize = request->reinitialize(),
-                                             .resume_step = request->resume_step()});
+                                             .resume_step = request->resume_step(),
+                                             .restore = request->restore()});
   if (!raised.ok()) return AnswerNow(context, raised, run->get());
   *reply->mutable_position() = ToProto((*run)->Position());
   return AnswerNow(context, absl::OkStatus(), nullptr);

@@ -1,109 +1,158 @@
+#include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
 
-#include "absl/strings/str_format.h"
-#include "proto/convert.h"
-#include "proto/crc32c.h"
+#include "grpc/slice.h"
+#include "proto/check.h"
+#include "proto/chunk_message.h"
 #include "server/rpc/answer.h"
+#include "server/rpc/incoming_slices.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/pull_plan.h"
 
 namespace muond {
 namespace {
 
-constexpr std::int64_t kDefaultChunkBytes = std::int64_t{1} << 20;
+// Pieces that share a message, at most: bounds its headers.
+constexpr std::size_t kPiecesMax = 128;
 
-// Reads a chunk, writes it, reads the next. The executor fills the reply while nothing is being
-// written, so one message at a time exists.
-class PullStream final : public grpc::ServerWriteReactor<v1::PullReply> {
+// While one message is written, the executor reads the pieces of the next.
+class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   PullStream(grpc::CallbackServerContext* context, const RpcContext& rpc,
-             const v1::PullRequest& request)
-      : context_(context), rpc_(rpc), version_(request.version()) {
+             const grpc::ByteBuffer& request)
+      : context_(context), rpc_(rpc), path_(PathOf(*context)) {
     const absl::Status status = Resolve(request);
     if (status.ok()) {
-      Next();
+      Advance([] {});
     } else {
       Finish(Answer(context_, status, run_.get()));
     }
   }
 
   void OnWriteDone(bool ok) override {
-    if (ok) {
-      Next();
-    } else {
-      Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the caller went away"));
-    }
+    Advance([&] {
+      writing_ = false;
+      if (!ok && status_.ok()) status_ = absl::CancelledError("the caller went away");
+    });
   }
   void OnDone() override { delete this; }
 
  private:
-  absl::Status Resolve(const v1::PullRequest& request) {
-    auto run = rpc_.runs->Find(request.id().run());
-    if (!run.ok()) return run.status();
-    run_ = *std::move(run);
-    if (request.chunk_bytes() < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("run \"%s\": pull: chunk_bytes: expected 0 or more, got %d", run_->name(),
-                          request.chunk_bytes()));
-    }
-    chunk_bytes_ = std::min(request.chunk_bytes() == 0 ? kDefaultChunkBytes : request.chunk_bytes(),
-                            rpc_.max_chunk_bytes);
-    chunk_bytes_ = std::max<std::int64_t>(chunk_bytes_ / 4 * 4, 4);
-    auto boxes = SlicesFromProto(request.slices());
-    if (!boxes.ok()) return boxes.status();
-    auto slices = run_->CheckPull(request.rank(), request.id().generation(), version_, *boxes,
-                                  request.master());
-    if (!slices.ok()) return slices.status();
-    slices_ = *std::move(slices);
+  absl::Status Resolve(const grpc::ByteBuffer& buffer) {
+    v1::PullRequest request;
+    MUOND_RETURN_IF_ERROR(DecodeRequest(buffer, {}, &request).status());
+    MUOND_ASSIGN_OR_RETURN(plan_, PullPlan::Make(rpc_, request, &run_));
+    batch_ = request.batch();
     return absl::OkStatus();
   }
 
-  void Next() {
-    if (slice_ < slices_.size() && sent_ == slices_[slice_].range.count) {
-      ++slice_;
-      sent_ = 0;
+  // Changes the stream's state under its lock, then starts what the new state allows.
+  template <typename Change>
+  void Advance(Change change) {
+    bool write = false, read = false, end = false;
+    {
+      std::lock_guard lock(mutex_);
+      change();
+      if (status_.ok() && ready_ && !writing_) {
+        message_ = *std::exchange(ready_, std::nullopt);
+        write = writing_ = true;
+      }
+      if (status_.ok() && !reading_ && !ready_ && !plan_->done()) read = reading_ = true;
+      end = !writing_ && !reading_ && !ended_;
+      ended_ = ended_ || end;
     }
-    if (slice_ == slices_.size()) return Finish(grpc::Status::OK);
-    const PullSlice& slice = slices_[slice_];
-    const auto size = static_cast<std::int64_t>(DtypeBytes(slice.dtype));
-    const std::int64_t first = slice.range.first + sent_;
-    count_ = std::min(chunk_bytes_ / size, slice.range.count - sent_);
-    reply_.set_version(version_);
-    v1::Chunk* chunk = reply_.mutable_chunk();
-    chunk->set_parameter(slice.name);
-    chunk->set_slice(slice.slice);
-    chunk->set_dtype(ToProto(slice.dtype));
-    chunk->set_offset(first);
-    std::string* data = chunk->mutable_data();
-    data->resize(count_ * size);
-    run_->Read(slice, version_, first, count_, data->data(),
-               [this](const absl::Status& status) { Send(status); });
+    // A read that is under way keeps the stream; after the write alone it may be gone.
+    if (read && write) {
+      StartWrite(&message_);
+      return Read();
+    }
+    if (write) return StartWrite(&message_);
+    if (read) return Read();
+    if (end) Finish(Answer(context_, status_, run_.get()));
   }
 
-  void Send(const absl::Status& status) {
-    if (!status.ok()) return Finish(Answer(context_, status, run_.get()));
-    v1::Chunk* chunk = reply_.mutable_chunk();
-    chunk->set_crc32c(Crc32c(chunk->data().data(), chunk->data().size()));
-    sent_ += count_;
-    rpc_.metrics->OnTransfer(TransportPath::kGrpc, TransportDirection::kSent, chunk->data().size());
-    StartWrite(&reply_);
+  // The pieces of the next message: one, or as many small ones as fit.
+  void Read() {
+    pieces_.clear();
+    std::int64_t room = plan_->chunk_bytes();
+    while (auto piece = plan_->Next(room)) {
+      // Never inside the slice object itself, which moves while the executor writes to it.
+      const auto bytes = static_cast<std::size_t>(piece->bytes());
+      pieces_.push_back(
+          {*piece, grpc::Slice(grpc_slice_malloc_large(bytes), grpc::Slice::STEAL_REF)});
+      room -= piece->bytes();
+      if (!batch_ || pieces_.size() == kPiecesMax) break;
+    }
+    missing_ = pieces_.size();
+    failure_ = absl::OkStatus();
+    // The last answer may come before this loop has ended: it frees what the loop uses.
+    const std::vector<Piece> pieces = pieces_;
+    const std::shared_ptr<Run> run = run_;
+    const std::int64_t version = plan_->version();
+    for (const Piece& piece : pieces) {
+      run->Read(*piece.piece.slice, version, piece.piece.first, piece.piece.count,
+                const_cast<std::uint8_t*>(piece.payload.begin()),
+                [this](const absl::Status& status) { OnPiece(status); });
+    }
   }
 
+  void OnPiece(const absl::Status& status) {
+    if (!status.ok()) {
+      std::lock_guard lock(mutex_);
+      if (failure_.ok()) failure_ = status;
+    }
+    if (missing_.fetch_sub(1) > 1) return;
+    std::optional<grpc::ByteBuffer> message;
+    if (failure_.ok()) message = Encode();
+    Advance([&] {
+      reading_ = false;
+      if (!failure_.ok() && status_.ok()) status_ = failure_;
+      ready_ = std::move(message);
+    });
+  }
+
+  grpc::ByteBuffer Encode() const {
+    v1::PullReply head;
+    head.set_version(plan_->version());
+    std::vector<SentChunk> chunks;
+    for (const Piece& piece : pieces_) {
+      const int field =
+          chunks.empty() ? v1::PullReply::kChunkFieldNumber : v1::PullReply::kMoreFieldNumber;
+      chunks.push_back({field, PullPlan::HeaderOf(piece.piece), piece.payload});
+      rpc_.metrics->OnTransfer(path_, TransportDirection::kSent, piece.piece.bytes());
+    }
+    return EncodeChunks(head, chunks);
+  }
+
+  struct Piece {
+    PullPiece piece;
+    grpc::Slice payload;
+  };
   grpc::CallbackServerContext* const context_;
   const RpcContext& rpc_;
+  const TransportPath path_;
   std::shared_ptr<Run> run_;
-  const std::int64_t version_;
-  std::int64_t chunk_bytes_ = kDefaultChunkBytes;
-  std::vector<PullSlice> slices_;
-  std::size_t slice_ = 0;   // being sent
-  std::int64_t sent_ = 0;   // elements of its range
-  std::int64_t count_ = 0;  // elements of the chunk in hand
-  v1::PullReply reply_;
+  std::unique_ptr<PullPlan> plan_;  // used by whoever reads
+  bool batch_ = false;
+  std::vector<Piece> pieces_;             // being read
+  std::atomic<std::size_t> missing_ = 0;  // of them
+  absl::Status failure_;                  // of the first that could not be read
+  grpc::ByteBuffer message_;              // being written
+
+  std::mutex mutex_;  // of what follows and of failure_
+  bool reading_ = false, writing_ = false, ended_ = false;
+  std::optional<grpc::ByteBuffer> ready_;  // read, not written yet
+  absl::Status status_;
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::PullReply>* OptimizerService::Pull(
-    grpc::CallbackServerContext* context, const v1::PullRequest* request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* OptimizerService::Pull(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
   return new PullStream(context, context_, *request);
 }
 

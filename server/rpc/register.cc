@@ -6,6 +6,7 @@
 #include "proto/convert.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/transport_choice.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
@@ -57,11 +58,12 @@ void FillRouting(const Run& run, const std::string& owner, v1::RoutingReport* re
 
 void LogJoin(const Run& run, const v1::RegisterRequest& request, const v1::RegisterReply& reply) {
   spdlog::info(
-      "run \"{}\": rank {} of {} {} ({}): {} parameters on Muon ({} matrices), {} on AdamW",
+      "run \"{}\": rank {} of {} {} ({}): {} parameters on Muon ({} matrices), {} on AdamW; "
+      "transport {} ({})",
       run.name(), request.rank(), run.spec().world_size, reply.rejoined() ? "rejoined" : "joined",
       request.client().empty() ? "unnamed client" : request.client(),
       reply.routing().muon_parameters(), reply.routing().muon_matrices(),
-      reply.routing().adamw_parameters());
+      reply.routing().adamw_parameters(), reply.transport(), reply.transport_reason());
   if (reply.rejoined()) return;
   for (const auto& routed : reply.routing().parameters()) {
     spdlog::debug("run \"{}\": \"{}\" -> {}: {}", run.name(), routed.name(),
@@ -69,26 +71,37 @@ void LogJoin(const Run& run, const v1::RegisterRequest& request, const v1::Regis
   }
 }
 
-absl::Status Join(const RpcContext& context, const v1::RegisterRequest& request,
-                  v1::RegisterReply* reply) {
+absl::Status Join(const RpcContext& context, const std::string& peer,
+                  const v1::RegisterRequest& request, v1::RegisterReply* reply) {
   MUOND_ASSIGN_OR_RETURN(const RunSpec spec, FromProto(request.run()));
   MUOND_ASSIGN_OR_RETURN(const RankSlices slices, SlicesFromProto(request.slices()));
   const std::string session =
       request.session().empty() ? absl::StrFormat("rank-%d", request.rank()) : request.session();
   MUOND_RETURN_IF_ERROR(ValidateName("session", session));
+  MUOND_ASSIGN_OR_RETURN(const TransportChoice transport,
+                         ChooseTransport({.peer = peer,
+                                          .boot_id = context.boot_id,
+                                          .arena_socket = context.arena_socket,
+                                          .why_no_arenas = context.why_no_arenas},
+                                         request));
   auto joined = context.runs->Join(spec, request.rank(), session, slices);
   if (!joined.ok()) {
     spdlog::warn("register refused: {}", std::string(joined.status().message()));
     return joined.status();
   }
   const Run& run = *joined->run;
-  *reply->mutable_position() = ToProto(run.Position());
+  // Of one moment: a step may end in between, and its scale is another.
+  const RunPosition position = run.Position();
+  *reply->mutable_position() = ToProto(position);
   FillRouting(run, context.daemon_name, reply->mutable_routing());
   FillPlan(run, reply);
-  reply->set_loss_scale(run.loss_scale());
+  reply->set_loss_scale(position.loss_scale);
+  reply->set_devices(run.devices());
   reply->set_max_chunk_bytes(context.max_chunk_bytes);
-  reply->set_transport("grpc");
-  reply->set_transport_reason("the only data path of this daemon");
+  context.metrics->OnTransportChoice(transport.path);
+  if (transport.fallback) context.metrics->OnTransportFallback(*transport.fallback);
+  reply->set_transport(TransportName(transport.path));
+  reply->set_transport_reason(transport.reason);
   reply->set_rejoined(joined->reply.rejoined);
   for (std::int64_t rank : joined->reply.missing_ranks) reply->add_missing_ranks(rank);
   LogJoin(run, request, *reply);
@@ -101,12 +114,13 @@ grpc::ServerUnaryReactor* OptimizerService::Register(grpc::CallbackServerContext
                                                      const v1::RegisterRequest* request,
                                                      v1::RegisterReply* reply) {
   if (context_.peers->count() == 1) {
-    return AnswerNow(context, Join(context_, *request, reply), nullptr);
+    return AnswerNow(context, Join(context_, context->peer(), *request, reply), nullptr);
   }
   // Making a run asks the other daemons what they know of it, which may take its time.
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   context_.peer_executor->Post([this, context, reactor, request, reply] {
-    reactor->Finish(Answer(context, Join(context_, *request, reply), nullptr));
+    reactor->Finish(
+        Answer(context, Join(context_, context->peer(), *request, reply), nullptr));
   });
   return reactor;
 }

@@ -10,7 +10,8 @@ namespace {
 void Fill(const RunSnapshot& run, v1::RunStatus* message) {
   message->set_run(run.name);
   *message->mutable_position() = ToProto(run.position);
-  message->set_loss_scale(run.loss_scale);
+  message->set_overlap(run.overlap);
+  message->set_loss_scale(run.position.loss_scale);
   message->set_world_size(run.world_size);
   for (std::int64_t rank : run.ranks_registered) message->add_ranks_registered(rank);
   message->set_muon_parameters(run.muon_parameters);

@@ -10,6 +10,7 @@
 #include "proto/check.h"
 #include "server/run/free_memory.h"
 #include "server/run/registry_layout.h"
+#include "spdlog/spdlog.h"
 
 namespace muond {
 namespace {
@@ -46,6 +47,19 @@ bool WantsMuon(const RunSpec& spec) {
                      [](const GroupSpec& group) { return group.algorithm != Algorithm::kAdamW; });
 }
 
+constexpr char kOverlapOn[] = "on";
+
+// Whether Newton-Schulz may come before the verdict: "on", or why not.
+std::string OverlapOf(const RunSpec& spec, bool wanted) {
+  if (!wanted) return "off: --overlap is not set";
+  if (!WantsMuon(spec)) return "off: no group uses Muon";
+  if (spec.clip_policy == ClipPolicy::kAll && spec.max_grad_norm > 0) {
+    return "off: clip policy \"all\" scales Muon's gradients, too, by the norm of all gradients, "
+           "which is known with the verdict only";
+  }
+  return kOverlapOn;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext& context) {
@@ -58,35 +72,42 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
     return Refused(name, valid);
   }
   // All daemons of a run have equally many devices: another's plan would differ, and be refused.
+  const std::string overlap = OverlapOf(spec, context.overlap);
+  if (context.overlap) spdlog::info("run \"{}\": overlap is {}", name, overlap);
   const Placement placement{
       .plan = {.devices_per_daemon = std::vector<int>(context.peers->count(),
                                                       static_cast<int>(context.devices.size())),
+               .overlap = overlap == kOverlapOn,
                .iterate_bytes = static_cast<std::int64_t>(
-                   kernels::DtypeBytes(context.devices[0].backend->iterate_dtype()))},
+                   kernels::DtypeBytes(context.devices[0].backend->iterate_dtype())),
+               .device_memory = !context.devices[0].backend->host_memory()},
       .daemon = context.peers->self()};
   auto registry = Registry::Create(std::move(spec), context.limits, placement);
   if (!registry.ok()) return Refused(name, registry.status());
   if (context.limits.run_bytes_max == 0) {
     MUOND_RETURN_IF_ERROR(CheckFree(name, *registry, *context.devices[0].backend));
   }
-  std::shared_ptr<Run> run(new Run(*std::move(registry), context));
+  std::shared_ptr<Run> run(new Run(*std::move(registry), context, overlap));
   LocalShards shards;
   for (int i = 0; i < std::ssize(run->spec().parameters); ++i) {
     const bool holds = run->routing().parameters[i].state == i;
     shards.push_back(holds ? run->registry_.ShardsHere(i) : std::vector<Shard>{});
   }
   auto engines = Engines::Create(context.devices, run->spec(), run->routing(), shards,
-                                 context.faults, run);
+                                 context.faults, overlap == kOverlapOn, run);
   if (!engines.ok()) return Refused(name, engines.status());
   run->engines_ = *std::move(engines);
+  MUOND_RETURN_IF_ERROR(run->RecallGeneration());
   run->OpenMetrics();
   run->CountMemory(1);
   return run;
 }
 
-Run::Run(Registry registry, const RunContext& context)
+Run::Run(Registry registry, const RunContext& context, std::string overlap)
     : context_(context),
       registry_(std::move(registry)),
+      overlap_(std::move(overlap)),
+      generation_file_(context.state_dir, spec().name),
       staging_(StagingMax(registry_, context.limits)) {
   for (const GroupSpec& group : spec().groups) group_names_.push_back(group.name);
 }
@@ -177,7 +198,7 @@ absl::StatusOr<Run::JoinReply> Run::Join(const RunSpec& spec, std::int64_t rank,
 
 absl::Status Run::CheckOpen(std::int64_t generation) const {
   if (!stopped_.ok()) return stopped_;
-  const std::int64_t now = machine_ == nullptr ? start_.generation : machine_->generation();
+  const std::int64_t now = GenerationLocked();
   if (generation == now) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": generation %d is not the current one, %d: register again",
@@ -221,6 +242,12 @@ std::string Run::SliceObject(const SliceId& id, const std::string& action) const
 absl::Status Run::CheckInitial(std::int64_t generation) const {
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   if (!lost_.empty()) return NeedsRestore();
+  if (restored_) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": initial values are refused: the run was restored from a checkpoint, pull "
+        "version %d",
+        name(), machine_ == nullptr ? start_.next_step : machine_->version()));
+  }
   if (machine_ == nullptr || machine_->version() == start_.next_step) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": initial values are refused once a step was consumed (%d were)",
@@ -256,9 +283,9 @@ absl::StatusOr<OpenSlice> Run::OpenInitial(const SliceAddress& address, std::int
   MUOND_ASSIGN_OR_RETURN(slice.memory, engines_->AllocateStaging(id.parameter, elements, dtype));
   target.keepalive = slice.memory;
   target.base = static_cast<std::byte*>(slice.memory->data());
-  slice.receiver = std::make_shared<SliceReceiver>(SliceObject(id, "initial values"),
-                                                   Box{{0}, {box.Elements()}, true}, dtype,
-                                                   std::move(target));
+  slice.receiver =
+      std::make_shared<SliceReceiver>(SliceObject(id, "initial values"),
+                                      Box{{0}, {box.Elements()}, true}, dtype, std::move(target));
   initial_slices_.Open(id, slice.receiver);
   return slice;
 }
@@ -278,8 +305,8 @@ void Run::CloseInitial(const OpenSlice& slice, ArrivalCallback done) {
       return;
     }
     if (status.ok()) {
-      const auto arrival = initial_.Check(
-          slice.id, spec().parameters[slice.id.parameter].name, slice.receiver->digest());
+      const auto arrival = initial_.Check(slice.id, spec().parameters[slice.id.parameter].name,
+                                          slice.receiver->digest());
       status = arrival.status();
       duplicate = status.ok() && *arrival == InitialValues::Arrival::kDuplicate;
     }
@@ -326,9 +353,10 @@ void Run::FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::St
 
 // The lock is held. Posts the last piece of work of the opening, once everything is there.
 void Run::StartIfReady() {
-  if (running_ || !initial_.complete()) return;
+  if (running_ || machine_ == nullptr || !(restored_ || initial_.complete())) return;
   running_ = true;
-  metrics_->SetState(RunState::kRunning);
+  metrics_->SetState(StateLocked());
+  if (restored_) return;
   auto self = shared_from_this();
   engines_->FinishInitial([self, life = life_](const absl::StatusOr<StateHealth>& health) {
     if (!health.ok()) return self->FailEngine(life, std::string(health.status().message()));

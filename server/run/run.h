@@ -9,6 +9,7 @@
 // the run's own objects only.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,13 +24,16 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/values.h"
+#include "server/checkpoint/manifest.h"
 #include "server/cluster/hello.h"
 #include "server/cluster/raise_generation.h"
+#include "server/cluster/timer.h"
 #include "server/cluster/vote_exchange.h"
 #include "server/engine/engines.h"
 #include "server/engine/executor.h"
 #include "server/metrics/daemon_metrics.h"
 #include "server/registry/registry.h"
+#include "server/run/generation_file.h"
 #include "server/run/initial_values.h"
 #include "server/run/observe_step.h"
 #include "server/run/slice_table.h"
@@ -39,6 +43,8 @@
 #include "server/transport/slice_receiver.h"
 
 namespace muond {
+
+class Run;
 
 // What a run uses of its daemon; all of it outlives every run.
 struct RunContext {
@@ -50,7 +56,24 @@ struct RunContext {
   std::shared_ptr<Peers> peers;
   // For work that waits for other daemons.
   Executor* peer_executor = nullptr;
+  std::string state_dir;  // where generations are kept; empty: nowhere
+  bool overlap = false;   // Newton-Schulz before the verdict, where a run's rules allow it
   ObserveOptions observe;
+  // Checkpoints: every so many steps each daemon copies its state, the same steps on all; 0: never.
+  std::int64_t checkpoint_every_steps = 0;
+  // Told, under the run's lock, that such a copy was taken, and that a run needs a restore.
+  std::function<void()> checkpoint_wanted;
+  // Told of a run that was made here, before any rank has joined it.
+  std::function<void(Run&)> run_made;
+};
+
+// What this daemon owns at one version, in host memory, and what is alike on all daemons then.
+struct StateImage {
+  std::shared_ptr<StateCopies> copies;
+  checkpoint::Control control;
+  double copy_seconds = 0;  // for which no step could be applied
+  bool ready = false;
+  absl::Status status;  // of the copy, once ready
 };
 
 using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
@@ -161,8 +184,10 @@ class Run : public std::enable_shared_from_this<Run> {
   absl::Status OnVotes(const std::vector<CastVote>& votes);
   std::vector<CastVote> VotesOf(std::int64_t step) const;
   // The two rounds of raising the generation, on this daemon.
-  // ABORTED when the generation is too low; FAILED_PRECONDITION when only a reinitialization helps.
+  // ABORTED when the generation is too low; FAILED_PRECONDITION when only a reinitialization helps;
+  // UNAVAILABLE when the promise could not be kept on disk.
   absl::StatusOr<StepMachine::Promise> Prepare(std::int64_t generation, bool reinitialize);
+  // UNAVAILABLE, to be repeated, while a step of the old generation is being committed.
   absl::Status Raise(const RaiseOrder& order);
   // Both rounds on all daemons, within `wait`. OK when the generation is above `current`, by
   // whomever; `done` is called at once or later, on another thread.
@@ -170,14 +195,38 @@ class Run : public std::enable_shared_from_this<Run> {
                   absl::Duration wait, StatusCallback done);
   // Asks the others, which may have had the run for long. Blocks for a second at most.
   void LearnFromPeers();
+  // The run was closed: a run of that name that is made later is another one.
+  void ForgetGeneration();
+
+  // -- Checkpoints
+  // The state at version `step`: of now, or once steps have come so far, until `deadline`. Blocks;
+  // not on an executor's thread. FAILED_PRECONDITION when the version is past, or the state is not
+  // one to be kept (opening, lost, failed).
+  absl::StatusOr<std::shared_ptr<StateImage>> TakeImage(std::int64_t step, absl::Time deadline);
+  // Memory of an image that is not needed any more: the next one's.
+  void GiveBack(std::shared_ptr<StateImage> image);
+  // The version of the last copy that was taken because of checkpoint_every_steps; -1: none.
+  std::int64_t periodic_version() const;
+  // Names the parameters of a state copy in terms of the run.
+  std::shared_ptr<StateCopies> MakeStateCopies() const { return engines_->MakeStateCopies(); }
+  // What a Raise that names `name` takes over. Replaces what was staged before; null: forgets it.
+  void Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
+             const checkpoint::Control& control);
+  // As RaiseOnAll with a reinitialization, from the staged checkpoint. Blocks.
+  absl::Status RestoreOnAll(const std::string& name, std::int64_t step, absl::Time deadline);
+  // A checkpoint of this run is there, and this daemon has no state: nobody may initialize it.
+  void ExpectRestore(std::int64_t step);
+  RunMetrics& metrics() { return *metrics_; }
 
   // -- Views
   const Plan& plan() const { return registry_.plan(); }
+  // What daemons compare: the plan's hash, and for how many devices it is.
+  std::string PlanName() const;
   const std::vector<std::string>& daemons() const { return context_.peers->daemons(); }
   int daemon() const { return context_.peers->self(); }
+  int devices() const { return static_cast<int>(context_.devices.size()); }
   RunPosition Position() const;
   RunSnapshot Snapshot() const;
-  double loss_scale() const;
   void Describe(std::vector<std::string> names,
                 std::function<void(absl::StatusOr<std::vector<ParameterSnapshot>>)> done);
   // Of the whole run: the other daemons are asked for their part. FAILED_PRECONDITION when steps go
@@ -188,7 +237,7 @@ class Run : public std::enable_shared_from_this<Run> {
                   std::function<void(absl::StatusOr<std::vector<ShardHashes>>)> done);
 
  private:
-  Run(Registry registry, const RunContext& context);
+  Run(Registry registry, const RunContext& context, std::string overlap);
   using After = std::vector<std::function<void()>>;  // callbacks to call without the lock
   static void CallAll(After& after) {
     for (auto& call : after) call();
@@ -227,6 +276,17 @@ class Run : public std::enable_shared_from_this<Run> {
   void LoseState(const std::string& why);
   absl::Status NeedsRestore() const;
   void Reset(std::int64_t resume_step);
+  void Restore();
+  void StartImage();
+  void OnVersion();
+  checkpoint::Control ControlLocked() const;
+  std::int64_t GenerationLocked() const;
+  std::int64_t PromisedLocked() const;
+  absl::Status RecallGeneration();
+  absl::Status StoreGeneration();
+  absl::Status RaiseLocked(const RaiseOrder& order, std::int64_t now, After& after);
+  void WatchPromise();
+  void TakeUpPromise();
   void MakeMachine();
   // The hashes of what is here, and the digest as far as it is known.
   struct HashedState {
@@ -249,6 +309,7 @@ class Run : public std::enable_shared_from_this<Run> {
   RunPosition PositionLocked() const;
   ParameterSnapshot SnapshotOf(int parameter, const ParameterFacts& facts) const;
   RunState StateLocked() const;
+  double LossScaleLocked() const;
 
   const RunContext context_;
   Registry registry_;
@@ -256,11 +317,16 @@ class Run : public std::enable_shared_from_this<Run> {
   std::unique_ptr<RunMetrics> metrics_;
   std::unique_ptr<StepObserver> observer_;
   std::vector<std::string> group_names_;
+  const std::string overlap_;  // "on", or why not
 
   mutable std::mutex mutex_;
   std::unique_ptr<StepMachine> machine_;  // from the moment that all ranks have joined
   StepStart start_;                       // where it starts
   std::int64_t promised_ = 0;             // before it: no vote below this generation
+  const GenerationFile generation_file_;
+  std::optional<GenerationRecord> stored_;  // there
+  Timer take_up_;                           // goes off when a promise was not taken up
+  absl::Duration take_up_pause_ = absl::ZeroDuration();
   std::int64_t life_ = 0;  // raised when all state is forgotten: what comes from before is stale
   std::string lost_;       // not empty: why the run needs a restore
   std::shared_ptr<VoteExchange> vote_exchange_;  // of the step that this daemon has voted on
@@ -282,6 +348,20 @@ class Run : public std::enable_shared_from_this<Run> {
 
   std::uint64_t next_waiter_ = 1;
   std::map<std::uint64_t, OutcomeCallback> waiters_;
+
+  // Checkpoints.
+  struct Staged {
+    std::string name;
+    std::shared_ptr<StateCopies> copies;
+    checkpoint::Control control;
+  };
+  bool restored_ = false;  // the state came from a checkpoint: no initial values are waited for
+  std::optional<Staged> staged_;
+  std::shared_ptr<StateImage> image_;            // the newest, until it is taken
+  std::shared_ptr<StateCopies> spare_copies_;    // memory for the next
+  std::int64_t image_wanted_ = -1;               // version that somebody waits for
+  std::int64_t periodic_version_ = -1;
+  std::condition_variable image_changed_;
 
   std::int64_t workspace_bytes_ = 0;  // of the engine, as told to the metrics
   // Totals and last values for Snapshot.

@@ -75,7 +75,7 @@ void Run::DigestTry(bool per_parameter, int tries,
     self->context_.peer_executor->Post([self, per_parameter, tries, done,
                                         state = *std::move(state)]() mutable {
       const auto others =
-          AskStateHashes(*self->context_.peers, self->name(), self->registry_.plan().hash,
+          AskStateHashes(*self->context_.peers, self->name(), self->PlanName(),
                          state.digest.version, kAskTimeout);
       if (absl::IsFailedPrecondition(others.status()) && tries > 1) {
         absl::SleepFor(kPause);

@@ -1,4 +1,5 @@
-// The other daemons of the run: votes, generations, and state that was lost.
+// The other daemons of the run: votes, and state that was lost; run_generation.cc raises
+// generations.
 #include <algorithm>
 #include <utility>
 
@@ -17,16 +18,21 @@ constexpr absl::Duration kHelloTimeout = absl::Seconds(1);
 
 }  // namespace
 
+// What daemons compare: equal on all, or they would not agree on who owns what.
+std::string Run::PlanName() const {
+  return absl::StrFormat("%s of %d devices a daemon", registry_.plan().hash, devices());
+}
+
 absl::Status Run::CheckPeer(int daemon, const std::string& agreement) const {
   if (daemon < 0 || daemon >= context_.peers->count() || daemon == context_.peers->self()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run \"%s\": daemon %d: no other daemon of this run", name(), daemon));
   }
-  const std::string own = context_.peers->Agreement(registry_.plan().hash);
+  const std::string own = context_.peers->Agreement(PlanName());
   if (agreement == own) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "run \"%s\": daemon \"%s\" has another plan or list of daemons (%s; here %s): all must run "
-      "one version with one list of peers",
+      "one version with one list of peers and equally many devices",
       name(), context_.peers->daemons()[daemon], agreement, own));
 }
 
@@ -64,7 +70,7 @@ void Run::CarryVote(const VoteEffect& effect, After& after) {
     metrics->ObservePeerRtt(elapsed);
   };
   EndVotes();
-  vote_exchange_ = VoteExchange::Make(context_.peers, name(), registry_.plan().hash, step,
+  vote_exchange_ = VoteExchange::Make(context_.peers, name(), PlanName(), step,
                                       std::move(listener));
   // It asks for the votes at once, which takes the lock.
   after.push_back([exchange = vote_exchange_] { exchange->Start(); });
@@ -149,6 +155,8 @@ void Run::LoseState(const std::string& why) {
   lost_ = why;
   spdlog::error("run \"{}\": needs a restore: {}", name(), why);
   metrics_->SetState(StateLocked());
+  image_changed_.notify_all();
+  if (context_.checkpoint_wanted) context_.checkpoint_wanted();
 }
 
 absl::Status Run::NeedsRestore() const {
@@ -162,111 +170,17 @@ absl::Status Run::NeedsRestore() const {
 void Run::LearnFromPeers() {
   if (context_.peers->count() == 1) return;
   std::vector<HelloAnswer> answers =
-      AskHello(*context_.peers, name(), registry_.plan().hash, kHelloTimeout);
+      AskHello(*context_.peers, name(), PlanName(), kHelloTimeout);
   std::lock_guard lock(mutex_);
   for (const HelloAnswer& answer : answers) {
     if (!answer.status.ok()) continue;
     start_.generation = std::max(start_.generation, answer.position.generation);
     start_.next_step = std::max(start_.next_step, answer.position.next_step);
+    start_.lineage = std::max(start_.lineage, answer.position.lineage);
   }
-  if (start_.next_step > 0) LoseState("this daemon has none of its state");
-}
-
-// ---- Generations ------------------------------------------------------------------------------
-
-absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool reinitialize) {
-  std::lock_guard lock(mutex_);
-  if (!stopped_.ok()) return stopped_;
-  if (!reinitialize && !lost_.empty()) return NeedsRestore();
-  if (!reinitialize && machine_ != nullptr && machine_->failed()) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("run \"%s\": has failed and needs a restore, a new generation does not "
-                        "mend it: %s",
-                        name(), machine_->failure()));
-  }
-  if (machine_ != nullptr) {
-    auto promise = machine_->OnPrepare(generation);
-    // Too low: whoever asks must go higher.
-    if (!promise.ok()) return absl::AbortedError(promise.status().message());
-    return promise;
-  }
-  // Nothing was ever voted here; the machine is told of the promise when it is made.
-  const std::int64_t least = std::max(start_.generation + 1, promised_);
-  if (generation < least) {
-    return absl::AbortedError(absl::StrFormat(
-        "run \"%s\": prepare generation %d: this daemon is at %d and has promised %d", name(),
-        generation, start_.generation, promised_));
-  }
-  promised_ = generation;
-  return StepMachine::Promise{start_.next_step, {}};
-}
-
-absl::Status Run::Raise(const RaiseOrder& order) {
-  After after;
-  {
-    std::lock_guard lock(mutex_);
-    if (!stopped_.ok()) return stopped_;
-    const std::int64_t now =
-        machine_ == nullptr ? start_.generation : machine_->generation();
-    if (order.generation <= now) return absl::OkStatus();  // a repetition
-    Effects effects;
-    if (machine_ != nullptr) {
-      machine_->OnGeneration(order.generation, order.settled, effects);
-    }
-    const bool overtaken = machine_ == nullptr ? order.generation < promised_
-                                               : machine_->generation() != order.generation;
-    if (overtaken) {
-      return absl::AbortedError(absl::StrFormat(
-          "run \"%s\": raise the generation to %d: a higher one has been promised since", name(),
-          order.generation));
-    }
-    spdlog::info("run \"{}\": generation {} raised to {}{}", name(), now, order.generation,
-                 order.reinitialize ? ", state is forgotten" : "");
-    Carry(effects, after);
-    start_.generation = order.generation;
-    if (order.reinitialize) Reset(order.resume_step);
-  }
-  CallAll(after);
-  return absl::OkStatus();
-}
-
-// The lock is held. What is in flight belongs to an earlier life and is dropped when it is done.
-void Run::Reset(std::int64_t resume_step) {
-  start_.next_step = resume_step;
-  ++life_;
-  lost_.clear();
-  EndAttempt();
-  committing_ = false;
-  running_ = false;
-  initial_ = {};
-  initial_slices_.Clear(absl::AbortedError("the run is initialized anew"));
-  if (machine_ != nullptr) MakeMachine();
-  engines_->Reset([self = shared_from_this(), life = life_](const absl::Status& status) {
-    if (!status.ok()) self->FailEngine(life, std::string(status.message()));
-  });
-  metrics_->SetState(StateLocked());
-}
-
-void Run::RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
-                     absl::Duration wait, StatusCallback done) {
-  const std::int64_t now = Position().generation;
-  if (current < now) return done(absl::OkStatus());  // another rank was faster
-  if (current > now) {
-    return done(absl::FailedPreconditionError(
-        absl::StrFormat("run \"%s\": raise the generation: %d is ahead of this daemon's %d", name(),
-                        current, now)));
-  }
-  spdlog::info("run \"{}\": raising generation {}: {}", name(), current,
-               reason.empty() ? "no reason given" : reason);
-  const absl::Time deadline = absl::Now() + wait;
-  context_.peer_executor->Post([self = shared_from_this(), current, reinitialize, deadline, done] {
-    const RaiseHooks own{
-        .prepare =
-            [&](std::int64_t generation) { return self->Prepare(generation, reinitialize); },
-        .raise = [&](const RaiseOrder& order) { return self->Raise(order); }};
-    done(RaiseGeneration(*self->context_.peers, self->name(), self->registry_.plan().hash, current,
-                         reinitialize, own, deadline));
-  });
+  if (start_.next_step == 0) return;
+  start_.lineage = 0;
+  LoseState("this daemon has none of its state");
 }
 
 }  // namespace muond

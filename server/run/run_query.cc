@@ -102,7 +102,7 @@ RunState Run::StateLocked() const {
   if (machine_ != nullptr && machine_->failed()) return RunState::kFailed;
   if (!stopped_.ok()) return RunState::kDraining;
   if (!lost_.empty()) return RunState::kNeedsRestore;
-  return running_ ? RunState::kRunning : RunState::kOpening;
+  return running_ || restored_ ? RunState::kRunning : RunState::kOpening;
 }
 
 RunPosition Run::PositionLocked() const {
@@ -110,13 +110,20 @@ RunPosition Run::PositionLocked() const {
   position.state = StateLocked();
   position.generation = start_.generation;
   position.next_step = start_.next_step;
+  position.lineage = start_.lineage;
+  position.promised = promised_;
+  position.loss_scale = LossScaleLocked();
   if (!lost_.empty()) {
     position.resume_step =
         std::max(start_.next_step, machine_ == nullptr ? 0 : machine_->next_step());
   }
-  if (machine_ == nullptr) return position;
+  if (machine_ == nullptr) {
+    if (start_.memory) position.last_outcome = start_.memory->last_outcome;
+    return position;
+  }
   position.generation = machine_->generation();
   position.next_step = machine_->next_step();
+  position.promised = machine_->promised();
   position.last_outcome = machine_->last_outcome();
   return position;
 }
@@ -126,9 +133,9 @@ RunPosition Run::Position() const {
   return PositionLocked();
 }
 
-double Run::loss_scale() const {
-  std::lock_guard lock(mutex_);
-  return machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
+double Run::LossScaleLocked() const {
+  if (machine_ != nullptr) return machine_->scaler().scale();
+  return start_.memory ? start_.memory->scaler.scale : LossScaler(spec().loss_scale).scale();
 }
 
 RunSnapshot Run::Snapshot() const {
@@ -136,8 +143,6 @@ RunSnapshot Run::Snapshot() const {
   RunSnapshot snapshot;
   snapshot.name = name();
   snapshot.position = PositionLocked();
-  snapshot.loss_scale =
-      machine_ == nullptr ? LossScaler(spec().loss_scale).scale() : machine_->scaler().scale();
   snapshot.world_size = spec().world_size;
   snapshot.ranks_registered = registry_.joined_ranks();
   for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
@@ -154,6 +159,7 @@ RunSnapshot Run::Snapshot() const {
   snapshot.daemon = context_.peers->self();
   snapshot.plan_hash = registry_.plan().hash;
   snapshot.why_restore = lost_;
+  snapshot.overlap = overlap_;
   if (machine_ == nullptr) return snapshot;
   snapshot.missing_votes = machine_->MissingVotes();
   if (machine_->last_outcome()) snapshot.grad_norm = machine_->last_outcome()->grad_norm;

@@ -309,6 +309,7 @@ void Run::EndAttempt() {
 
 void Run::CarryOutcome(const OutcomeEffect& effect) {
   const StepOutcome& outcome = effect.outcome;
+  OnVersion();
   if (outcome.applied) {
     ++totals_.steps_applied;
   } else {

@@ -30,6 +30,7 @@ absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_
   if (made) {
     MUOND_ASSIGN_OR_RETURN(run, Run::Create(spec, context_));
     run->LearnFromPeers();
+    if (context_.run_made) context_.run_made(*run);
   }
   MUOND_ASSIGN_OR_RETURN(const Run::JoinReply reply, run->Join(spec, rank, session, slices));
   if (made) {
@@ -60,6 +61,7 @@ void RunTable::Remove(const std::shared_ptr<Run>& run) {
     const auto found = runs_.find(run->name());
     if (found != runs_.end() && found->second == run) runs_.erase(found);
   }
+  run->ForgetGeneration();
   run->Stop(absl::AbortedError(absl::StrFormat("run \"%s\": was closed", run->name())));
 }
 

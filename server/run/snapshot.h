@@ -21,6 +21,9 @@ struct RunPosition {
   std::optional<StepOutcome> last_outcome;
   RunState state = RunState::kOpening;
   std::int64_t resume_step = 0;  // of kNeedsRestore
+  std::int64_t lineage = 0;      // of the state that is here (StepStart); 0: none
+  std::int64_t promised = 0;     // above `generation`: it is being raised to this
+  double loss_scale = 1;         // of next_step
 };
 
 // Since the run opened.
@@ -37,7 +40,6 @@ struct RunTotals {
 struct RunSnapshot {
   std::string name;
   RunPosition position;
-  double loss_scale = 1;
   std::int64_t world_size = 1;
   std::vector<std::int64_t> ranks_registered;
   std::int64_t elements = 0;
@@ -54,6 +56,7 @@ struct RunSnapshot {
   std::vector<std::string> daemons;   // of the run, the plan's order
   int daemon = 0;                     // this one
   std::string plan_hash;
+  std::string overlap;                // "on", or why not
   std::vector<int> missing_votes;     // daemons, of the step in flight
   std::int64_t muon_parameters = 0, adamw_parameters = 0, muon_matrices = 0;
 };

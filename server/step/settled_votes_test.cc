@@ -112,6 +112,33 @@ TEST(Prepare, ARepeatAfterTheCommitStillTellsTheVotes) {
   EXPECT_EQ(before->votes.size(), 2u);
 }
 
+// ---- Lineages ---------------------------------------------------------------------------------
+
+TEST(Lineage, IsPromisedAndThatOfTheMachinesStart) {
+  StepMachine machine(OneParameter(1), Spec(), {.generation = 7, .next_step = 3, .lineage = 5});
+  EXPECT_EQ(machine.lineage(), 5);
+  EXPECT_EQ(machine.OnPrepare(8)->lineage, 5);
+  Effects effects;
+  machine.OnGeneration(8, {}, effects);
+  EXPECT_EQ(machine.lineage(), 5) << "a generation alone keeps the state";
+}
+
+TEST(Lineage, OfOneAllMayGoOn) {
+  EXPECT_TRUE(CheckOneLineage({"a", "b"}, {{4, {}, 5}, {5, {}, 5}}).ok());
+}
+
+// A re-initialization that was broken off half way, then a plain raise.
+TEST(Lineage, OfDaemonsThatDifferIsNamedWithWhatHelps) {
+  const absl::Status status =
+      CheckOneLineage({"a", "b", "c", "d"}, {{4, {}, 1}, {4, {}, 5}, {4, {}, 1}, {0, {}, 0}});
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(HasSubstr("daemons [a, c] have that of generation 1"),
+                               HasSubstr("daemons [b] have that of generation 5"),
+                               HasSubstr("daemons [d] have none"), HasSubstr("reinitialize"),
+                               HasSubstr("restore a checkpoint")));
+}
+
 // ---- Settled votes ----------------------------------------------------------------------------
 
 TEST(SettledVotes, AreThoseOfTheLowestStepIfComplete) {

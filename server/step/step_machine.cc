@@ -18,11 +18,39 @@ StepMachine::StepMachine(StepLayout layout, const RunSpec& spec, StepStart start
       scaler_(spec.loss_scale),
       generation_(start.generation),
       next_step_(start.next_step),
+      lineage_(start.lineage),
       attempt_(index_, 0) {
   for (const GroupSpec& group : spec.groups) {
     muon_[group.name] = group.muon;
     adamw_[group.name] = group.adamw;
   }
+  if (!start.memory) return;
+  scaler_.Restore(start.memory->scaler);
+  // A group that has gone or come since keeps what the run says of it.
+  for (auto& [name, value] : muon_) {
+    if (const auto found = start.memory->muon.find(name); found != start.memory->muon.end()) {
+      value = found->second;
+    }
+  }
+  for (auto& [name, value] : adamw_) {
+    if (const auto found = start.memory->adamw.find(name); found != start.memory->adamw.end()) {
+      value = found->second;
+    }
+  }
+  applied_steps_ = start.memory->applied_steps;
+  skipped_steps_ = start.memory->skipped_steps;
+  consecutive_skips_ = start.memory->consecutive_skips;
+  last_outcome_ = start.memory->last_outcome;
+}
+
+StepMemory StepMachine::memory() const {
+  return {.scaler = scaler_.state(),
+          .muon = muon_,
+          .adamw = adamw_,
+          .applied_steps = applied_steps_,
+          .skipped_steps = skipped_steps_,
+          .consecutive_skips = consecutive_skips_,
+          .last_outcome = last_outcome_};
 }
 
 void StepMachine::Advance(Effects& effects) {

@@ -101,10 +101,23 @@ struct CastVote {
   friend bool operator==(const CastVote&, const CastVote&) = default;
 };
 
+// What a machine carries from step to step beside its position: it goes into checkpoints.
+struct StepMemory {
+  LossScalerState scaler;
+  std::map<std::string, Hyperparameters> muon, adamw;  // in force, by group
+  std::int64_t applied_steps = 0, skipped_steps = 0, consecutive_skips = 0;
+  std::optional<StepOutcome> last_outcome;
+};
+
 // Where a machine starts: a new run, or one that goes on without its former state.
 struct StepStart {
   std::int64_t generation = 1;
   std::int64_t next_step = 0;
+  // Which state this is: the generation in which it was made, by initial values or a restore; 0
+  // when there is none. State is handed on from step to step and stays of its lineage.
+  std::int64_t lineage = 1;
+  // Of a run that was restored: what else a machine carries from step to step.
+  std::optional<StepMemory> memory;
 };
 
 // All statuses name the event, the rank and the step, and where the caller's position is wrong also
@@ -210,6 +223,7 @@ class StepMachine {
     // Known for next_step and for the step before it, of whatever generation: where raising one
     // was broken off half way, the daemons differ in theirs.
     std::vector<CastVote> votes;
+    std::int64_t lineage = 0;  // of this daemon's state; 0: it has none
   };
   absl::StatusOr<Promise> OnPrepare(std::int64_t generation);
   // Then it is raised: `settled` are all votes of a step that some daemon may have applied (see
@@ -226,12 +240,16 @@ class StepMachine {
 
   // -- Views.
   std::int64_t generation() const { return generation_; }
+  std::int64_t lineage() const { return lineage_; }
+  // Above generation(): the generation is being raised to this, and no vote counts until then.
+  std::int64_t promised() const { return promised_; }
   std::int64_t next_step() const { return next_step_; }
   std::int64_t version() const { return next_step_; }
   // Changes whenever slices that were admitted lose their place: a step was consumed or discarded.
   std::int64_t attempt() const { return attempt_.number(); }
   const std::optional<StepOutcome>& last_outcome() const { return last_outcome_; }
   const LossScaler& scaler() const { return scaler_; }
+  StepMemory memory() const;
   bool step_in_flight() const { return !attempt_.empty(); }
   bool failed() const { return !failure_.empty(); }
   const std::string& failure() const { return failure_; }
@@ -308,6 +326,7 @@ class StepMachine {
   std::map<std::string, Hyperparameters> muon_, adamw_;
   std::int64_t generation_ = 1;
   std::int64_t next_step_ = 0;
+  std::int64_t lineage_ = 1;
 
   Phase phase_ = Phase::kCollecting;
   Attempt attempt_;
@@ -341,5 +360,11 @@ class StepMachine {
 // the lowest next step if those of one generation are complete (some daemon may have its verdict),
 // else none. Pure.
 std::vector<CastVote> SettledVotes(int daemons, const std::vector<StepMachine::Promise>& promises);
+
+// OK iff all daemons promise for state of one lineage. A change of generation alone must not join
+// others: where making state anew was broken off half way, some have the new one and some the old.
+// FAILED_PRECONDITION then, naming daemons and lineages and what helps. Pure.
+absl::Status CheckOneLineage(const std::vector<std::string>& daemons,
+                             const std::vector<StepMachine::Promise>& promises);
 
 }  // namespace muond

@@ -166,7 +166,7 @@ absl::StatusOr<StepMachine::Promise> StepMachine::OnPrepare(std::int64_t generat
         generation_, std::max(promised_, generation_)));
   }
   promised_ = generation;
-  Promise promise{next_step_, {}};
+  Promise promise{next_step_, {}, lineage_};
   for (const auto* votes : {&votes_, &last_votes_}) {
     for (const auto& [daemon, vote] : *votes) promise.votes.push_back({daemon, vote});
   }
@@ -217,6 +217,28 @@ std::vector<CastVote> SettledVotes(int daemons, const std::vector<StepMachine::P
     break;  // complete in one generation only: it was consumed there
   }
   return settled;
+}
+
+absl::Status CheckOneLineage(const std::vector<std::string>& daemons,
+                             const std::vector<StepMachine::Promise>& promises) {
+  MUOND_CHECK(daemons.size() == promises.size(), "every daemon has promised");
+  std::map<std::int64_t, std::vector<std::string>> by_lineage;
+  for (std::size_t daemon = 0; daemon < daemons.size(); ++daemon) {
+    by_lineage[promises[daemon].lineage].push_back(daemons[daemon]);
+  }
+  if (by_lineage.size() == 1) return absl::OkStatus();
+  std::vector<std::string> parts;
+  for (const auto& [lineage, names] : by_lineage) {
+    parts.push_back(absl::StrFormat(
+        "daemons [%s] have %s", absl::StrJoin(names, ", "),
+        lineage == 0 ? "none" : absl::StrFormat("that of generation %d", lineage)));
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "the daemons' states don't belong together: %s (the generation in which it was made by "
+      "initial values or a restore): a new generation alone can't join them; re-initialize the run "
+      "from the trainers' parameters (raise the generation with reinitialize), or restore a "
+      "checkpoint on all",
+      absl::StrJoin(parts, ", ")));
 }
 
 }  // namespace muond

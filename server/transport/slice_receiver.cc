@@ -49,60 +49,106 @@ std::int64_t SliceReceiver::Next() const {
 }
 
 absl::Status SliceReceiver::Receive(const ChunkHeader& header, absl::string_view payload) {
+  const std::string_view piece(payload.data(), payload.size());
+  return Receive(header, {&piece, 1});
+}
+
+// The mutex is held.
+absl::Status SliceReceiver::Check(const ChunkHeader& header, std::int64_t bytes) const {
   const std::int64_t size = static_cast<std::int64_t>(DtypeBytes(dtype_));
-  std::lock_guard lock(mutex_);
   if (!revoked_.ok()) return revoked_;
   if (header.dtype != dtype_) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: expected elements of %s, got %s", object_, std::string(kernels::DtypeName(dtype_)),
         std::string(kernels::DtypeName(header.dtype))));
   }
-  if (payload.size() % size != 0) {
+  if (bytes % size != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: chunk at element %d: expected whole elements of %d bytes, got %d bytes", object_,
-        header.offset, size, payload.size()));
+        header.offset, size, bytes));
   }
-  const std::int64_t count = static_cast<std::int64_t>(payload.size()) / size;
+  const std::int64_t count = bytes / size;
   if (header.offset != Next()) {
     return absl::InvalidArgumentError(absl::StrFormat("%s: expected a chunk at element %d, got %d",
                                                       object_, Next(), header.offset));
   }
   const std::int64_t room = range_ < ranges_.size() ? ranges_[range_].count - in_range_ : 0;
-  if (count > room) {
-    if (range_ + 1 < ranges_.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: chunk at element %d: expected at most %d elements, the next belong to another "
-          "daemon; got %d",
-          object_, header.offset, room, count));
-    }
-    return absl::InvalidArgumentError(absl::StrFormat("%s: expected %d bytes, got at least %d",
-                                                      object_, elements_ * size,
-                                                      (received_ + count) * size));
+  if (count <= room) return absl::OkStatus();
+  if (range_ + 1 < ranges_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: chunk at element %d: expected at most %d elements, the next belong to another "
+        "daemon; got %d",
+        object_, header.offset, room, count));
   }
-  const std::uint32_t crc = Crc32c(payload.data(), payload.size());
+  return absl::InvalidArgumentError(absl::StrFormat("%s: expected %d bytes, got at least %d",
+                                                    object_, elements_ * size,
+                                                    (received_ + count) * size));
+}
+
+absl::Status SliceReceiver::Receive(const ChunkHeader& header,
+                                    std::span<const std::string_view> payload) {
+  std::int64_t bytes = 0;
+  for (const std::string_view piece : payload) bytes += std::ssize(piece);
+  std::lock_guard lock(mutex_);
+  MUOND_RETURN_IF_ERROR(Check(header, bytes));
+  std::uint32_t crc = 0;
+  for (const std::string_view piece : payload) crc = Crc32c(piece.data(), piece.size(), crc);
   if (crc != header.crc32c) {
     return absl::DataLossError(
         absl::StrFormat("%s: chunk at element %d: payload has crc32c %08x, header says %08x",
                         object_, header.offset, crc, header.crc32c));
   }
-  XXH3_64bits_update(hash_.get(), payload.data(), payload.size());
-  if (target_.base != nullptr) Copy(header.offset, count, payload.data());
+  for (const std::string_view piece : payload) {
+    XXH3_64bits_update(hash_.get(), piece.data(), piece.size());
+  }
+  const std::int64_t count = bytes / static_cast<std::int64_t>(DtypeBytes(dtype_));
+  if (target_.base != nullptr) Copy(header.offset, count, payload);
   received_ += count;
   in_range_ += count;
-  if (count > 0 && count == room) {
+  if (count > 0 && in_range_ == ranges_[range_].count) {
     ++range_;
     in_range_ = 0;
   }
   return absl::OkStatus();
 }
 
+namespace {
+
+// Bytes of a payload in pieces, from its start on. Pieces may end inside an element.
+class PieceReader {
+ public:
+  explicit PieceReader(std::span<const std::string_view> pieces) : pieces_(pieces) {}
+
+  void Read(std::byte* to, std::size_t bytes) {
+    while (bytes > 0) {
+      const std::string_view rest = pieces_[piece_].substr(at_);
+      const std::size_t n = std::min(bytes, rest.size());
+      std::memcpy(to, rest.data(), n);
+      to += n;
+      bytes -= n;
+      at_ += n;
+      if (at_ < pieces_[piece_].size()) continue;
+      ++piece_;
+      at_ = 0;
+    }
+  }
+
+ private:
+  const std::span<const std::string_view> pieces_;
+  std::size_t piece_ = 0, at_ = 0;
+};
+
+}  // namespace
+
 // Elements [first, first + count) of the slice, all expected, to their places.
-void SliceReceiver::Copy(std::int64_t first, std::int64_t count, const char* from) const {
+void SliceReceiver::Copy(std::int64_t first, std::int64_t count,
+                         std::span<const std::string_view> payload) const {
   const auto size = static_cast<std::int64_t>(DtypeBytes(dtype_));
+  PieceReader reader(payload);
   if (target_.shards.empty()) {
     ForEachRun(box_, target_.shape, first, count,
-               [&](std::int64_t at, std::int64_t source, std::int64_t n) {
-                 std::memcpy(target_.base + at * size, from + (source - first) * size, n * size);
+               [&](std::int64_t at, std::int64_t, std::int64_t n) {
+                 reader.Read(target_.base + at * size, static_cast<std::size_t>(n * size));
                });
     return;
   }
@@ -113,9 +159,9 @@ void SliceReceiver::Copy(std::int64_t first, std::int64_t count, const char* fro
     const std::int64_t end = std::min(range.first + range.count, first + count);
     if (begin < end) {
       ForEachRun(box_, target_.shape, begin, end - begin,
-                 [&](std::int64_t at, std::int64_t source, std::int64_t n) {
-                   std::memcpy(base + (at - shard.first) * size, from + (source - first) * size,
-                               n * size);
+                 [&](std::int64_t at, std::int64_t, std::int64_t n) {
+                   reader.Read(base + (at - shard.first) * size,
+                               static_cast<std::size_t>(n * size));
                  });
     }
     base += shard.elements * size;

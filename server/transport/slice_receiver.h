@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,6 +49,9 @@ class SliceReceiver {
   // a torn element; DATA_LOSS for a payload that does not have its checksum. Nothing is copied
   // then.
   absl::Status Receive(const ChunkHeader& header, absl::string_view payload);
+  // Likewise, for a payload in pieces of any size, one behind the other. Their memory must not
+  // change meanwhile: what a trainer can write to is copied first.
+  absl::Status Receive(const ChunkHeader& header, std::span<const std::string_view> payload);
 
   // The stream that feeds this receiver may not write again: it gets `why`, behind the object. A
   // status, not OK. The first reason stays.
@@ -64,7 +69,9 @@ class SliceReceiver {
 
  private:
   const std::string object_;
-  void Copy(std::int64_t first, std::int64_t count, const char* from) const;
+  absl::Status Check(const ChunkHeader& header, std::int64_t bytes) const;
+  void Copy(std::int64_t first, std::int64_t count,
+            std::span<const std::string_view> payload) const;
   std::int64_t Next() const;
 
   const Box box_;

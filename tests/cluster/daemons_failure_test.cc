@@ -28,7 +28,7 @@ TestRunOptions Short() {
           .step_timeout = absl::Seconds(3)};
 }
 
-TEST(DaemonDeath, CallersAreToldWithinTheDeadlineAndNothingIsApplied) {
+TEST(DaemonDeath, ParameterServer32_CallersAreToldWithinTheDeadlineAndNothingIsApplied) {
   Cluster cluster(3, Impatient());
   TestRun run(cluster.channel(0), Spec(2), Short());
   ASSERT_TRUE(run.Step(NoiseFor(run.spec(), 1)).applied);
@@ -91,6 +91,25 @@ TEST(DaemonDeath, OneThatComesBackEmptyNeedsARestore) {
   const StepOutcome outcome = run.Step(NoiseFor(run.spec(), 3));
   EXPECT_TRUE(outcome.applied);
   EXPECT_EQ(outcome.step, 3);
+}
+
+// The other one waits for its vote until the deadline: nobody need wait with it.
+TEST(Daemons, OneThatRefusesForGoodIsHeardAtOnce) {
+  Cluster cluster(2);
+  TestRun run(cluster.channel(0), Spec(), {.step_timeout = absl::Seconds(40)});
+  const Tensors gradients = NoiseFor(run.spec(), 1);
+  std::vector<client::SliceSource> sources;
+  for (const auto& [name, values] : gradients) {
+    sources.push_back({.parameter = name, .data = values.data(), .elements = std::ssize(values)});
+  }
+  Must(run.session().Begin({.step = 0, .loss_scale = 1}));
+  Must(run.session().Push(sources));
+  const absl::Time start = absl::Now();
+  // Whoever owns "a" has slices of it.
+  const auto refused = run.session().Finish({"a"});
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
+  EXPECT_THAT(refused.status().ToString(), HasSubstr("which has pushed slices of it"));
 }
 
 // A generation is raised on all daemons or on none.

@@ -1,5 +1,6 @@
-// The same run on one, two, three or five daemons, over any ranks, cuts and chunks, with steps that
-// are skipped among them, ends in the same bytes.
+// The same run on one, two, three or five daemons, over any ranks, cuts and chunks, with
+// Newton-Schulz before the verdict or after it, and steps that are skipped among them, ends in the
+// same bytes.
 #include <limits>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ struct Way {
   Cut cut;
   std::int64_t chunk_bytes;
   int threads = 1;
+  bool overlap = false;
 };
 
 // A stack that is spread matrix by matrix, an embedding that is cut, and small odds and ends.
@@ -51,7 +53,7 @@ struct Ending {
 
 // Steps whose number is a multiple of 7 carry an infinity, in another tensor each time.
 Ending Train(const Way& way) {
-  Cluster cluster(way.daemons, {.threads = way.threads});
+  Cluster cluster(way.daemons, {.threads = way.threads, .overlap = way.overlap});
   RunSpec spec = SpecFor(way.world_size);
   spec.loss_scale.mode = LossScaleMode::kDynamic;
   spec.loss_scale.policy = LossScalePolicy::kTorch;
@@ -80,6 +82,10 @@ TEST(Daemons, FiftyStepsEndInTheSameBytesOnAnyNumberOfThem) {
       {"two daemons, flat shards of two ranks", 2, 2, {Cut::kFlat}, 1 << 16},
       {"three daemons, rows of three ranks in small chunks", 3, 3, {Cut::kRows, 2}, 1 << 12, 2},
       {"five daemons, columns of two ranks", 5, 2, {Cut::kCols}, 1 << 18, 3},
+      {"one daemon that overlaps, rows of two ranks", 1, 2, {Cut::kRows}, 1 << 12, 2, true},
+      {"two daemons that overlap", 2, 1, {Cut::kWhole}, 1 << 20, 1, true},
+      {"three daemons that overlap, flat shards of three ranks", 3, 3, {Cut::kFlat, 2}, 1 << 14, 3,
+       true},
   };
   Ending first;
   for (const Way& way : ways) {

@@ -73,8 +73,28 @@ TEST(Daemons, MemoryMetricsCountWhatEachHolds) {
   EXPECT_EQ(bytes["second_moment"], 4 * kAdamW);
 }
 
+// Routing is the run's and told by all; what each holds sums up to the run.
+TEST(Daemons, ParameterMetricsTellTheRunAndTheShard) {
+  Cluster cluster(3);
+  TestRun run(cluster.channel(0), Spec());
+  constexpr double kElements = 2 * 64 * 32 + 300000 + 5;
+  double owned = 0;
+  for (int daemon = 0; daemon < 3; ++daemon) {
+    double matrices = 0, elements = 0;
+    for (const auto& [name, value] : ParseExposition(cluster.service(daemon).Metrics())) {
+      if (name.rfind("muond_shard_elements{", 0) == 0) owned += value;
+      if (name.rfind("muond_parameter_elements{", 0) == 0) elements += value;
+      const bool muon = name.find("algorithm=\"muon\"") != std::string::npos;
+      if (name.rfind("muond_parameters{", 0) == 0 && muon) matrices += value;
+    }
+    EXPECT_EQ(matrices, 2);
+    EXPECT_EQ(elements, kElements);
+  }
+  EXPECT_EQ(owned, kElements);
+}
+
 // A local verdict would apply the step on the daemons whose own gradients are finite.
-TEST(Daemons, AnOverflowOnOneSkipsTheStepOnAll) {
+TEST(Daemons, DeepSpeed8435_AnOverflowOnOneSkipsTheStepOnAll) {
   Cluster cluster(3);
   TestRun run(cluster.channel(0), Spec());
   ASSERT_TRUE(run.Step(Gradients(run, 0)).applied);

@@ -181,7 +181,7 @@ TEST(ExactlyOnce, InitialValuesMayBeSentAgainButNotOthers) {
 }
 
 // Nanochat #843, Megatron #6492: a pull is of one version or refused, whatever runs beside it.
-TEST(ExactlyOnce, APullNeverMixesTwoVersions) {
+TEST(ExactlyOnce, Megatron6492_APullNeverMixesTwoVersions) {
   const auto service = StartService();
   const RunSpec spec = SpecOf({Matrix("w", 64, 64), Vector("p", 5000)});
   TestRun run(*service, spec, {.chunk_bytes = 1024});

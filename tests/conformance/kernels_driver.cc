@@ -195,6 +195,9 @@ Orthogonalized Orthogonalize(Backend& backend, const std::vector<float>& u, std:
   Check(backend.NewtonSchulz({&job, 1}, rule, {&orthogonalized.result, 1}));
   EXPECT_TRUE(SameBits(input.Read(), before)) << "newton-schulz wrote to its input";
   orthogonalized.o = output.Read();
+  for (float& value : orthogonalized.o) {
+    value = static_cast<float>(value * orthogonalized.result.o_scale);
+  }
   return orthogonalized;
 }
 
@@ -241,7 +244,7 @@ void MuonParameter::Step(const GradientView& gradient, const MuonSettings& setti
                                      .o = o_.get(),
                                      .elements = w_.size(),
                                      .decay = 1 - settings.lr * settings.weight_decay,
-                                     .step = settings.lr * factor});
+                                     .step = settings.lr * factor * result_.o_scale});
 }
 
 }  // namespace muond::kernels::testing

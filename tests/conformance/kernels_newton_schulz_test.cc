@@ -17,6 +17,7 @@ using testing::Gaussian;
 using testing::IterateBuffer;
 using testing::Orthogonalize;
 using testing::Orthogonalized;
+using testing::RuleOf;
 using testing::SimpleRule;
 using testing::Transposed;
 
@@ -83,6 +84,41 @@ TEST_P(NewtonSchulz, NormFloorIsTorchsClamp) {
   const std::vector<float> u = Gaussian(12, 3);
   EXPECT_TRUE(testing::SameBits(Orthogonalize(*backend_, u, 3, 4, rule).o,
                                 Orthogonalize(*backend_, u, 3, 4).o));
+}
+
+// Far below the floor the iterate is tiny whatever the magnitude of U: 16 bits must not lose it.
+TEST_P(NewtonSchulz, NormFloorsFarAboveTheNormLoseNothing) {
+  const std::unique_ptr<Backend> reference = MakeReferenceBackend();
+  for (const auto& [rows, cols] : {std::pair<std::int64_t, std::int64_t>{40, 40}, {24, 300}}) {
+    const std::vector<float> u = Gaussian(static_cast<std::size_t>(rows * cols), 8);
+    for (const char* set : {"simple", "polar_express_105", "deepseek_v4"}) {
+      for (const double magnitude : {1e-38, 1e-30, 1e-10, 1.0, 1e37}) {
+        std::vector<float> scaled = u;
+        for (float& value : scaled) value = static_cast<float>(value * magnitude);
+        for (const double ratio : {1.5, 1e2, 1e4, 1e7, 1e12}) {
+          NewtonSchulzRule rule = RuleOf(set);
+          rule.norm_floor = testing::Norm(scaled) * ratio;
+          const auto expected = Orthogonalize(*reference, scaled, rows, cols, rule);
+          const auto found = Orthogonalize(*backend_, scaled, rows, cols, rule);
+          EXPECT_LE(testing::Distance(found.o, expected.o),
+                    Within(2e-5) * testing::Norm(expected.o))
+              << set << ", " << rows << " x " << cols << " of " << magnitude << ", floor " << ratio
+              << " times the norm";
+          EXPECT_FALSE(found.result.fallback || found.result.failed);
+          EXPECT_NEAR(found.result.output_norm / expected.result.output_norm, 1, 1e-2);
+        }
+      }
+    }
+  }
+  // One element has all of the norm and grows beyond fp16.
+  NewtonSchulzRule rule = RuleOf("deepseek_v4");
+  rule.norm_floor = 1;
+  std::vector<float> lone(16 * 40);
+  lone[7] = 1e-9f;
+  const auto found = Orthogonalize(*backend_, lone, 16, 40, rule);
+  const auto expected = Orthogonalize(*reference, lone, 16, 40, rule);
+  EXPECT_FALSE(found.result.fallback);
+  EXPECT_NEAR(found.o[7] / expected.o[7], 1, Within(2e-5));
 }
 
 // Small integers, so that even subnormal multiples are the same matrix exactly.

@@ -296,7 +296,10 @@ TEST_P(Memory, NamesItself) {
   const std::string name(backend_->name());
   EXPECT_EQ(std::string(GetParam().name).rfind(name, 0), 0u) << name;
   EXPECT_EQ(backend_->description().rfind(name, 0), 0u) << backend_->description();
-  EXPECT_GT(backend_->NewtonSchulzScratchBytes(64, 32), 0u);
+  const MatrixShape shapes[] = {{64, 32}, {640, 320}};
+  const std::size_t small = backend_->NewtonSchulzScratchBytes({shapes, 1}, testing::SimpleRule());
+  EXPECT_GT(small, 0u);
+  EXPECT_GT(backend_->NewtonSchulzScratchBytes(shapes, testing::SimpleRule()), small);
 }
 
 }  // namespace

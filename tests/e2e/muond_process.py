@@ -16,6 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Sanitizers slow everything down; a test that waits this long has failed.
 START_SECONDS = 60
 STOP_SECONDS = 60
+# The line of the log; a warning about plain TCP has quotes.
+LISTENING = r'listening on ([^\s"]+)\n'
 
 
 def program(name):
@@ -53,31 +55,38 @@ class Daemon:
     """A muond process on a unix socket and free ports of 127.0.0.1, its log beside the socket."""
 
     def __init__(self, *flags, directory, environment=None, listen=None,
-                 metrics="127.0.0.1:0", grace_seconds=1, wait=True):
+                 metrics="127.0.0.1:0", grace_seconds=1, wait=True, prefix=()):
         self.directory = pathlib.Path(directory)
         self.socket = self.directory / "muond.sock"
         self.log_path = self.directory / f"muond-{time.monotonic_ns()}.log"
         addresses = listen or [f"unix://{self.socket}", "127.0.0.1:0"]
-        arguments = [program("muond"), "--metrics-address", metrics, "--drain-grace",
+        arguments = [*prefix, program("muond"), "--metrics-address", metrics, "--drain-grace",
                      f"{grace_seconds}s"]
         for address in addresses:
             arguments += ["--listen", address]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                arguments + list(flags), env=clean_environment(**(environment or {})),
+                arguments + list(map(str, flags)), env=clean_environment(**(environment or {})),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         self.unix = self.tcp = self.metrics = ""
+        self.listening = len(addresses)
+        self.has_metrics = metrics != "none"
         if wait:
-            self._wait_for_addresses(len(addresses))
+            self.wait_for_addresses()
 
-    def _wait_for_addresses(self, count):
+    def wait_for_addresses(self):
+        """Until it listens; then `unix`, `tcp` and `metrics` are known."""
         def ready():
             assert self.process.poll() is None, f"muond ended at once:\n{self.log()}"
-            return re.search(r"metrics on (http://\S+)/metrics", self.log())
+            if self.has_metrics:
+                return re.search(r"metrics on (http://\S+)/metrics", self.log())
+            return len(re.findall(LISTENING, self.log())) == self.listening
 
-        self.metrics = wait_until(ready, "muond's start", START_SECONDS)[1]
-        addresses = re.findall(r"listening on (\S+)", self.log())
-        assert len(addresses) == count, f"{count} addresses wanted, log has {addresses}"
+        told = wait_until(ready, "muond's start", START_SECONDS)
+        self.metrics = told[1] if self.has_metrics else ""
+        addresses = re.findall(LISTENING, self.log())
+        assert len(addresses) == self.listening, (
+            f"{self.listening} addresses wanted, log has {addresses}")
         self.unix = next((a for a in addresses if a.startswith("unix:")), "")
         self.tcp = next((a for a in addresses if not a.startswith("unix:")), "")
         assert not self.tcp.endswith(":0"), f"{self.tcp}: the log must name the port"

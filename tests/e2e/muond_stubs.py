@@ -58,14 +58,17 @@ def _generate():
         ["protoc", f"-I{ROOT / 'proto'}", f"-I{folder}", f"--python_out={folder}",
          f"--grpc_python_out={folder}",
          f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}",
-         "muond/v1/types.proto", "muond/v1/optimizer.proto", "health_service.proto",
-         "reflection_service.proto"], check=True)
+         "muond/v1/types.proto", "muond/v1/optimizer.proto", "muond/v1/peer.proto",
+         "muond/v1/checkpoint.proto", "health_service.proto", "reflection_service.proto"],
+        check=True)
     sys.path.insert(0, str(folder))
 
 
 _generate()
 
 # pylint: disable=wrong-import-position,import-error,unused-import
+from muond.v1 import checkpoint_pb2 as checkpoint  # noqa: E402,F401
+from muond.v1 import checkpoint_pb2_grpc as checkpoint_grpc  # noqa: E402,F401
 from muond.v1 import optimizer_pb2 as optimizer  # noqa: E402,F401
 from muond.v1 import optimizer_pb2_grpc as optimizer_grpc  # noqa: E402,F401
 from muond.v1 import types_pb2 as types  # noqa: E402,F401

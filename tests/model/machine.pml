@@ -24,6 +24,9 @@ typedef Promise {
   byte next_step;   /* step */
   Votes now;   /* of it */
   Votes before /* of the step before it */
+#ifdef REINIT
+  byte lineage; /* of the state */
+#endif
 }
 
 /* An attempt to raise the generation. */
@@ -34,7 +37,8 @@ typedef Attempt {
   bool raised;      /* all have promised; from them: */
   byte step;        /* the lowest next step */
   Votes settled;    /* all its votes, or none */
-  bool crashed
+  bool crashed;     /* or refused */
+  bool reinit       /* all state is forgotten: step is then the highest next step */
 }
 #if COORDINATORS > 0
 Attempt coordinators[COORDINATORS];
@@ -55,7 +59,8 @@ typedef Machine {
   byte next_step;
   Votes votes; /* for next_step */
   Votes early; /* for the step after it */
-  Votes last   /* for the step before it */
+  Votes last;  /* for the step before it */
+  byte lineage = 1 /* the generation in which the state was made; constant without REINIT */
 }
 Machine machines[D];
 
@@ -63,7 +68,16 @@ Machine machines[D];
 
 #define APPLY 1
 #define SKIP 2
-byte fate[STEPS];    /* generation and verdict of the first daemon that had one, as a vote */
+/* Generation and verdict of the first daemon that had one, as a vote; in each lineage. */
+#ifdef REINIT
+byte fate[STEPS * GENERATIONS];
+byte made[GENERATIONS * D]; /* the lineage that a daemon voted with, by generation */
+#define FATE(d, s) fate[(machines[d].lineage - 1) * STEPS + (s)]
+#define MADE(d, i) made[(machines[d].generation - 1) * D + (i)]
+#else
+byte fate[STEPS];
+#define FATE(d, s) fate[s]
+#endif
 byte thrown[STEPS];  /* generations, bits, in which some daemon threw its attempt away */
 byte applied[D];     /* steps, bits */
 byte crashes;
@@ -97,6 +111,10 @@ inline CheckVerdict(d, verdict) {
     real_overflow =
         real_overflow || CAST(machines[d].generation, machines[d].next_step, i) == OVERFLOW;
     real_odd = real_odd + (CAST(machines[d].generation, machines[d].next_step, i) == ODD);
+#ifdef REINIT
+    /* Old and new state take no step together. */
+    assert(MADE(d, i) == machines[d].lineage);
+#endif
     /* Who lost its state has no part in steps after the one in which it did. */
     assert(machines[i].phase != DEAD || machines[d].next_step <= machines[i].next_step)
   }
@@ -105,11 +123,11 @@ inline CheckVerdict(d, verdict) {
   /* Skip if and only if some vote says so. */
   assert((verdict == SKIP) == real_overflow);
   /* All verdicts of a step are one, in one generation. */
-  assert(fate[machines[d].next_step] == NONE ||
-         fate[machines[d].next_step] == Vote(machines[d].generation, verdict));
+  assert(FATE(d, machines[d].next_step) == NONE ||
+         FATE(d, machines[d].next_step) == Vote(machines[d].generation, verdict));
   /* Nobody has thrown away what is decided here. */
   assert((thrown[machines[d].next_step] >> machines[d].generation & 1) == 0);
-  fate[machines[d].next_step] = Vote(machines[d].generation, verdict)
+  FATE(d, machines[d].next_step) = Vote(machines[d].generation, verdict)
 }
 
 inline Consume(d) {
@@ -195,6 +213,9 @@ inline Cast(d, what) {
     assert(machines[d].next_step <= machines[i].next_step + 1)  /* nobody is two steps ahead */
   }
   CAST(machines[d].generation, machines[d].next_step, d) = what;
+#ifdef REINIT
+  MADE(d, d) = machines[d].lineage;
+#endif
   machines[d].votes.by[d] = Vote(machines[d].generation, what);
   machines[d].phase = VOTING;
   Conclude(d)
@@ -252,6 +273,9 @@ inline OnPrepare(d, c) {
 
 inline TakePromise(c, d) {
   coordinators[c].promise[d].next_step = machines[d].next_step;
+#ifdef REINIT
+  coordinators[c].promise[d].lineage = machines[d].lineage;
+#endif
   for (i : 0 .. D - 1) {
     if
     :: Keeps(d, machines[d].votes.by[i]) ->
@@ -274,6 +298,33 @@ inline TakePromise(c, d) {
    coordinators[c].promise[k].next_step == coordinators[c].step + 1 &&                 \
        GenerationOf(coordinators[c].promise[k].before.by[i]) == g)
 
+/* CheckOneLineage: a generation alone does not join different states. Where state is forgotten: all
+ * go on at the highest next step. */
+inline SettleLineages(c) {
+  if
+  :: coordinators[c].reinit ->
+     for (k : 0 .. D - 1) {
+       if
+       :: coordinators[c].promise[k].next_step > coordinators[c].step ->
+          coordinators[c].step = coordinators[c].promise[k].next_step
+       :: else
+       fi
+     }
+#ifndef BUG_MIXED_LINEAGES
+  :: !coordinators[c].reinit ->
+     for (k : 1 .. D - 1) {
+       if
+       :: coordinators[c].promise[k].lineage != coordinators[c].promise[0].lineage ->
+          coordinators[c].crashed = true
+       :: else
+       fi
+     }
+#endif
+  :: else
+  fi;
+  for (k : 0 .. D - 1) { coordinators[c].promise[k].lineage = 0 }
+}
+
 /* SettledVotes: all votes of the lowest next step, if they are complete in a generation. */
 inline Settle(c) {
   coordinators[c].step = STEPS;
@@ -285,8 +336,11 @@ inline Settle(c) {
     fi
   }
   settled = 0;
+#ifdef REINIT
+  SettleLineages(c);
+#endif
   for (g : 1 .. GENERATIONS) {
-    complete = coordinators[c].step < STEPS;
+    complete = coordinators[c].step < STEPS && !coordinators[c].reinit;
     for (i : 0 .. D - 1) {
       complete = complete && (Told(c, 0, i, g) || Told(c, 1, i, g) || Told(c, D - 1, i, g))
     }
@@ -326,6 +380,19 @@ inline Settle(c) {
   (coordinators[c].raised && !coordinators[c].crashed && machines[d].phase != DEAD &&  \
    coordinators[c].generation > machines[d].generation && !Outranked(d, c))
 
+/* The machine is made anew, with state that was made in this generation. */
+inline OnReinit(d, c) {
+  Clear(machines[d].votes);
+  Clear(machines[d].early);
+  Clear(machines[d].last);
+  applied[d] = 0;
+  machines[d].phase = COLLECTING;
+  machines[d].next_step = coordinators[c].step;
+  machines[d].lineage = coordinators[c].generation;
+  machines[d].generation = coordinators[c].generation;
+  machines[d].promised = coordinators[c].generation
+}
+
 inline OnGeneration(d, c) {
   for (i : 0 .. D - 1) {
     if
@@ -347,7 +414,7 @@ inline OnGeneration(d, c) {
      if
      :: machines[d].next_step < STEPS ->
         /* Nobody has a verdict of what is thrown away here. */
-        assert(fate[machines[d].next_step] == NONE);
+        assert(FATE(d, machines[d].next_step) == NONE);
         thrown[machines[d].next_step] = thrown[machines[d].next_step] | 1 << machines[d].generation
      :: else
      fi;

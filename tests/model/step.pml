@@ -20,12 +20,15 @@
  * again. Every event changes something for good, so runs are finite, and a run in which all that
  * can go on happening does happen ends: it must end with all steps consumed.
  *
+ * With REINIT an attempt to raise the generation may also make all state anew, and any of them may
+ * break off half way. A daemon without its state is not there, nor is the way of the new state.
+ *
  * Bounds: D daemons, STEPS steps, COORDINATORS attempts to raise the generation, values FINE,
  * OVERFLOW and (TERMS) ODD; CRASHES daemons that lose their state for good. Searched: two daemons
  * with 3 steps and 2 raises, 2 steps and 3 raises, 2 steps with 2 raises and a crash; three with 3
- * steps, 2 steps and 2 raises, 2 steps with a raise and a crash. Restore is not here: it starts new
- * machines in a generation above all others, which their guards keep apart. Nor are a machine that
- * was stopped or has failed, and what trainers are told.
+ * steps, 2 steps and 2 raises, 2 steps with a raise and a crash. With REINIT: two daemons with 2
+ * steps and 2 raises or one and 3, three with one step and 2. A restore is a re-initialization with
+ * other values. Not here are a machine that was stopped or has failed, and what trainers are told.
  *
  * BUG_*: a rule taken out. The checker must notice each.
  */
@@ -90,13 +93,21 @@
 
 #endif
 
+#ifdef REINIT
+#define REINITIALIZED_BY(c)                                                            \
+  :: d_step { MayRaise(me, c) && coordinators[c].reinit -> OnReinit(me, c) }
+#else
+#define REINITIALIZED_BY(c)
+#endif
+
 /* A promise whose answer is lost; one that arrives; a raise. */
 #define RAISED_BY(c)                                                                   \
   :: d_step { MayPrepare(me, c) && machines[me].promised < coordinators[c].generation -> \
               OnPrepare(me, c) }                                                       \
   :: d_step { MayPrepare(me, c) && (coordinators[c].promised >> me & 1) == 0 ->        \
               OnPrepare(me, c); TakePromise(c, me) }                                   \
-  :: d_step { MayRaise(me, c) -> OnGeneration(me, c) }
+  :: d_step { MayRaise(me, c) && !coordinators[c].reinit -> OnGeneration(me, c) }      \
+  REINITIALIZED_BY(c)
 
 active [D] proctype Daemon() {
   byte me = _pid;
@@ -145,7 +156,11 @@ active [COORDINATORS] proctype Coordinator() {
 end:
   do
   :: d_step { coordinators[me].generation == 0 -> coordinators[me].generation = me + 2 }
-#ifndef LIVE
+#ifdef REINIT
+  /* Numbers are its own: nobody takes one order for another. */
+  :: d_step { coordinators[me].generation == 0 -> coordinators[me].generation = me + 2;
+              coordinators[me].reinit = true }
+#elif !defined(LIVE)
   :: d_step { coordinators[me].generation == 0 && me > 0 -> coordinators[me].generation = me + 1 }
 #else
   /* A coordinator that crashes takes its raise with it, unless some daemon has it. */

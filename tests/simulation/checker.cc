@@ -12,6 +12,7 @@ constexpr std::pair<const char*, std::int64_t Coverage::*> kCounts[] = {
     {"settled", &Coverage::settled},
     {"raised during a commit", &Coverage::raised_during_commit},
     {"re-initializations", &Coverage::reinitializations},
+    {"promises taken up", &Coverage::taken_up},
     {"discarded votes", &Coverage::discarded_votes},
     {"early votes", &Coverage::early_votes},
     {"refused votes", &Coverage::refused_votes},

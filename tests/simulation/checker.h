@@ -34,6 +34,7 @@ struct Coverage {
   std::int64_t settled = 0;               // steps consumed by settled votes
   std::int64_t raised_during_commit = 0;
   std::int64_t reinitializations = 0;  // once for each daemon
+  std::int64_t taken_up = 0;           // promises, by a daemon that had given them
   std::int64_t discarded_votes = 0;    // steps thrown away after this daemon had voted
   std::int64_t early_votes = 0;        // for the next step
   std::int64_t refused_votes = 0;      // of another generation, or after a promise

@@ -66,7 +66,11 @@ void Daemon::StartLineage(std::int64_t lineage, std::int64_t step) {
   telling_.reset();
   machine_ =
       std::make_unique<StepMachine>(world_.scenario().model.LayoutOf(id_), world_.scenario().spec,
-                                    StepStart{.generation = lineage, .next_step = step});
+                                    StepStart{
+                                        .generation = lineage,
+                                        .next_step = step,
+                                        .lineage = lineage,
+                                    });
   engine_ = std::make_unique<ToyEngine>(world_.scenario(), id_, lineage);
   checker_.OnLineage(id_, lineage, step);
   Check();

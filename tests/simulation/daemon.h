@@ -84,6 +84,7 @@ class Daemon {
   void Wait(const Message& message, std::uint64_t waiter);
   void Hear(std::vector<CastVote> votes);
   void Tell();
+  void WatchPromise();
 
   // daemon_engine.cc
   void RunNextJob();

@@ -9,6 +9,7 @@ namespace {
 
 constexpr Time kLongestPause = 200'000;
 constexpr Time kPatience = 400'000;  // with a daemon that gives no sign of life
+constexpr Time kTakeUp = 900'000;    // a promise that nobody has taken up
 
 absl::Status NoState() {
   return absl::FailedPreconditionError("the daemon has no state of the run");
@@ -205,7 +206,22 @@ void Daemon::On(const Message& message, const PrepareCall& call) {
   }
   disk_.promised = call.generation;
   checker_.OnPromise(id_, call.generation);
+  WatchPromise();
   Reply(message, std::move(answer));
+}
+
+// As Run::WatchPromise: raises the generation itself when nobody else does.
+void Daemon::WatchPromise() {
+  const Time turn = kTakeUp * id_ / world_.scenario().model.daemons;
+  Later(kTakeUp + turn, [this, promised = disk_.promised] {
+    if (!usable() || disk_.promised != promised || promised <= disk_.generation) return;
+    if (raiser_->active()) return WatchPromise();
+    ++checker_.coverage.taken_up;
+    raiser_->Start(disk_.generation, false, 0, [this](const absl::Status& status) {
+      for (const Message& waiting : raise_calls_) ReplyStatus(waiting, status);
+      raise_calls_.clear();
+    });
+  });
 }
 
 void Daemon::On(const Message& message, const RaiseCall& call) {

@@ -84,15 +84,15 @@ void Raiser::OnAnswer(const Message& message) {
 
 void Raiser::Order() {
   std::vector<StepMachine::Promise> promises;
-  bool one_lineage = true;
   for (const auto& answer : answers_) {
-    promises.push_back({answer->position.next_step, answer->votes});
+    promises.push_back({answer->position.next_step, answer->votes, answer->position.lineage});
     order_.resume_step = std::max(order_.resume_step, answer->position.next_step);
-    one_lineage = one_lineage && answer->position.lineage == answers_[0]->position.lineage;
   }
   if (!order_.reinitialize) {
-    if (!one_lineage && bug_ != Bug::kMixedLineages) {
-      return End(absl::FailedPreconditionError("some daemons have been re-initialized"));
+    const std::vector<std::string> names(promises.size(), "some");
+    if (const absl::Status one = CheckOneLineage(names, promises);
+        !one.ok() && bug_ != Bug::kMixedLineages) {
+      return End(one);
     }
     order_.settled = SettledVotes(static_cast<int>(promises.size()), promises);
     if (bug_ == Bug::kNoSettling) order_.settled.clear();

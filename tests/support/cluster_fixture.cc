@@ -15,9 +15,7 @@ Cluster::Cluster(int daemons, ServiceOptions options) : options_(std::move(optio
   MUOND_CHECK(mkdtemp(pattern.data()) != nullptr, "a directory for the sockets");
   directory_ = pattern;
   services_.resize(daemons);
-  std::vector<std::string> peers;
-  for (int daemon = 0; daemon < daemons; ++daemon) peers.push_back(endpoint(daemon));
-  options_.peers = absl::StrJoin(peers, ",");
+  if (daemons > 1) options_.peers = absl::StrJoin(endpoints(), ",");
   for (int daemon = 0; daemon < daemons; ++daemon) Start(daemon);
 }
 
@@ -30,11 +28,20 @@ std::string Cluster::endpoint(int daemon) const {
   return absl::StrFormat("unix://%s/%d.sock", directory_, daemon);
 }
 
+std::vector<std::string> Cluster::endpoints() const {
+  std::vector<std::string> all;
+  for (int daemon = 0; daemon < count(); ++daemon) all.push_back(endpoint(daemon));
+  return all;
+}
+
 void Cluster::Stop(int daemon) { services_[daemon].reset(); }
 
 void Cluster::Start(int daemon) {
   ServiceOptions options = options_;
   options.listen = {endpoint(daemon)};
+  if (!options.state_dir.empty()) {
+    options.state_dir = absl::StrFormat("%s/state-%d", directory_, daemon);
+  }
   services_[daemon] = StartService(options);
 }
 

@@ -17,12 +17,14 @@ namespace muond::cluster {
 
 class Cluster {
  public:
-  // `options` of every daemon; listen, peers and advertise are filled in.
+  // `options` of every daemon; listen and peers are filled in. With a state_dir (any text) each
+  // daemon has one of its own, which outlives it.
   explicit Cluster(int daemons, ServiceOptions options = {.threads = 1});
   ~Cluster();
 
   int count() const { return static_cast<int>(services_.size()); }
   std::string endpoint(int daemon) const;
+  std::vector<std::string> endpoints() const;
   Service& service(int daemon) { return *services_[daemon]; }
   std::shared_ptr<grpc::Channel> channel(int daemon) { return services_[daemon]->channel(); }
 

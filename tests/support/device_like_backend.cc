@@ -181,7 +181,9 @@ class DeviceLikeBackend final : public kernels::Backend {
     }
     if (Error error = behind_->NewtonSchulz(inner, rule, results)) return error;
     for (std::size_t i = 0; i < jobs.size(); ++i) {
-      Store(Behind(jobs[i].o), o[i].data(), o[i].size(), 1);
+      // A power of two changes no bit of what is applied, unless it is forgotten there.
+      Store(Behind(jobs[i].o), o[i].data(), o[i].size(), 2);
+      results[i].o_scale *= 0.5;
     }
     return {};
   }
@@ -208,8 +210,9 @@ class DeviceLikeBackend final : public kernels::Backend {
     }
     return behind_->AdamW(inner, scans);
   }
-  std::size_t NewtonSchulzScratchBytes(std::int64_t rows, std::int64_t cols) const override {
-    return behind_->NewtonSchulzScratchBytes(rows, cols);
+  std::size_t NewtonSchulzScratchBytes(std::span<const kernels::MatrixShape> shapes,
+                                       const kernels::NewtonSchulzRule& rule) const override {
+    return behind_->NewtonSchulzScratchBytes(shapes, rule);
   }
 
  private:

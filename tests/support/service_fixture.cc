@@ -184,6 +184,10 @@ TestRun::TestRun(const std::shared_ptr<grpc::Channel>& channel, RunSpec spec,
                                                     .step_timeout = options.step_timeout,
                                                     .chunk_bytes = options.chunk_bytes})));
   }
+  if (options.resume) {
+    for (auto& session : sessions_) Must(session->AwaitRestore(options.call_timeout));
+    return;
+  }
   Tensors initial = NoiseFor(spec_, 1);
   for (const auto& [name, values] : options.initial) initial.at(name) = values;
   for (std::int64_t rank = 0; rank < spec_.world_size; ++rank) {

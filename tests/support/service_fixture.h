@@ -90,6 +90,7 @@ std::string BoxBytes(const Box& box, const Dims& shape, const Floats& tensor, Dt
 struct TestRunOptions {
   Cut cut;
   Tensors initial;  // parameters that are missing get NoiseFor(spec, 1)
+  bool resume = false;  // from a checkpoint: no initial values, the restore is waited for
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   absl::Duration call_timeout = absl::Seconds(30);
   absl::Duration step_timeout = absl::Seconds(60);

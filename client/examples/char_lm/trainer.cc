@@ -247,7 +247,7 @@ absl::StatusOr<TrainResult> Train(const Corpus& corpus, const TrainSettings& set
   Trainer trainer(corpus, settings, job);
   client::Admin admin = options.channel != nullptr
                             ? client::Admin(options.channel, options.call_timeout)
-                            : client::Admin(options.endpoint, options.call_timeout);
+                            : client::Admin(options.endpoint, options.call_timeout, options.tls);
   MUOND_RETURN_IF_ERROR(trainer.Open(options));
   MUOND_RETURN_IF_ERROR(trainer.Run(on_step));
   return trainer.Conclude(admin);

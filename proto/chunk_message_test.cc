@@ -1,4 +1,4 @@
-#include "client/cpp/wire.h"
+#include "proto/chunk_message.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "proto/crc32c.h"
 
-namespace muond::client {
+namespace muond {
 namespace {
 
 std::string Flatten(grpc::ByteBuffer& buffer) {
@@ -43,7 +43,28 @@ v1::PullReply SomeReply() {
   return reply;
 }
 
-TEST(Wire, WhatIsEncodedIsTheOrdinaryMessage) {
+constexpr int kPullFields[] = {v1::PullReply::kChunkFieldNumber, v1::PullReply::kMoreFieldNumber};
+
+struct Decoded {
+  v1::PullReply head;
+  ChunkMessage message;
+  const v1::Chunk& header(std::size_t i = 0) const { return message.chunks()[i].header; }
+  std::string data(std::size_t i = 0) const {
+    std::string all;
+    for (const std::string_view piece : message.Payload(message.chunks()[i])) all += piece;
+    return all;
+  }
+};
+
+absl::StatusOr<Decoded> Decode(const grpc::ByteBuffer& buffer) {
+  Decoded decoded;
+  auto message = ChunkMessage::Decode(buffer, kPullFields, &decoded.head);
+  if (!message.ok()) return message.status();
+  decoded.message = *std::move(message);
+  return decoded;
+}
+
+TEST(ChunkMessage, WhatIsEncodedIsTheOrdinaryMessage) {
   v1::PushRequest head;
   head.mutable_id()->set_run("r");
   head.set_rank(2);
@@ -52,8 +73,8 @@ TEST(Wire, WhatIsEncodedIsTheOrdinaryMessage) {
   header.set_parameter("w");
   header.set_offset(12);
   const std::string data(100'000, 'x');
-  grpc::ByteBuffer buffer = EncodeChunkMessage(head, v1::PushRequest::kChunkFieldNumber, header,
-                                               data.data(), data.size());
+  SentChunk sent{v1::PushRequest::kChunkFieldNumber, header, CopyToSlice(data.data(), data.size())};
+  grpc::ByteBuffer buffer = EncodeChunks(head, {&sent, 1});
   v1::PushRequest parsed;
   ASSERT_TRUE(parsed.ParseFromString(Flatten(buffer)));
   v1::PushRequest expected = head;
@@ -63,23 +84,21 @@ TEST(Wire, WhatIsEncodedIsTheOrdinaryMessage) {
   EXPECT_EQ(parsed.SerializeAsString(), expected.SerializeAsString());
 }
 
-TEST(Wire, DecodesWhateverTheTransportsPieces) {
+TEST(ChunkMessage, DecodesWhateverTheTransportsPieces) {
   const v1::PullReply reply = SomeReply();
   for (const std::size_t piece : {1, 2, 7, 31, 1000}) {
     grpc::ByteBuffer buffer = Scatter(reply.SerializeAsString(), piece);
-    const auto chunk = DecodePullReply(buffer);
-    ASSERT_TRUE(chunk.ok()) << chunk.status();
-    EXPECT_EQ(chunk->version, 7);
+    const auto decoded = Decode(buffer);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(decoded->head.version(), 7);
     v1::Chunk header = reply.chunk();
     header.clear_data();
-    EXPECT_EQ(chunk->header.SerializeAsString(), header.SerializeAsString());
-    std::string data(chunk->data_bytes, '\0');
-    ASSERT_TRUE(CopyPayload(buffer, *chunk, data.data()).ok());
-    EXPECT_EQ(data, reply.chunk().data());
+    EXPECT_EQ(decoded->header().SerializeAsString(), header.SerializeAsString());
+    EXPECT_EQ(decoded->data(), reply.chunk().data());
   }
 }
 
-TEST(Wire, TakesFieldsInAnyOrderAndSkipsThoseItDoesNotKnow) {
+TEST(ChunkMessage, TakesFieldsInAnyOrderAndSkipsThoseItDoesNotKnow) {
   const v1::PullReply reply = SomeReply();
   v1::PullReply data_only;
   data_only.mutable_chunk()->set_data(reply.chunk().data());
@@ -92,49 +111,61 @@ TEST(Wire, TakesFieldsInAnyOrderAndSkipsThoseItDoesNotKnow) {
   std::string bytes = "\x12" + std::string(1, static_cast<char>(chunk.size())) + chunk +
                       "\xa0\x06\x05" + "\x08\x07";  // field 100 = 5, version = 7
   grpc::ByteBuffer buffer = Scatter(bytes, 5);
-  const auto decoded = DecodePullReply(buffer);
+  const auto decoded = Decode(buffer);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->version, 7);
-  EXPECT_EQ(decoded->header.offset(), reply.chunk().offset());
-  std::string data(decoded->data_bytes, '\0');
-  EXPECT_TRUE(CopyPayload(buffer, *decoded, data.data()).ok());
-  EXPECT_EQ(data, reply.chunk().data());
+  EXPECT_EQ(decoded->head.version(), 7);
+  EXPECT_EQ(decoded->header().offset(), reply.chunk().offset());
+  EXPECT_EQ(decoded->data(), reply.chunk().data());
 }
 
-TEST(Wire, EveryTruncationIsDataLoss) {
+TEST(ChunkMessage, EveryTruncationIsDataLoss) {
   const std::string bytes = SomeReply().SerializeAsString();
   for (std::size_t length = 3; length < bytes.size(); ++length) {
     grpc::ByteBuffer buffer = Scatter(bytes.substr(0, length), 8);
-    EXPECT_TRUE(absl::IsDataLoss(DecodePullReply(buffer).status())) << length;
+    EXPECT_TRUE(absl::IsDataLoss(Decode(buffer).status())) << length;
   }
 }
 
-TEST(Wire, NoByteOfADamagedMessageIsTrustedBeyondItsEnd) {
+TEST(ChunkMessage, NoByteOfADamagedMessageIsTrustedBeyondItsEnd) {
   const std::string bytes = SomeReply().SerializeAsString();
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     for (const int mask : {0x01, 0x80, 0xff}) {
       std::string damaged = bytes;
       damaged[at] = static_cast<char>(damaged[at] ^ mask);
       grpc::ByteBuffer buffer = Scatter(damaged, 8);
-      const auto chunk = DecodePullReply(buffer);
-      if (!chunk.ok()) continue;
-      ASSERT_LE(chunk->data_offset + chunk->data_bytes, damaged.size());
+      const auto decoded = Decode(buffer);
+      if (!decoded.ok()) continue;
+      for (const ReceivedChunk& chunk : decoded->message.chunks()) {
+        ASSERT_LE(chunk.data_offset + chunk.data_bytes, damaged.size());
+      }
     }
   }
 }
 
-TEST(Wire, AFlippedBitOfThePayloadIsDataLossThatNamesTheSlice) {
-  v1::PullReply reply = SomeReply();
-  (*reply.mutable_chunk()->mutable_data())[5] ^= 1;
-  grpc::ByteBuffer buffer = Scatter(reply.SerializeAsString(), 8);
-  const auto chunk = DecodePullReply(buffer);
-  ASSERT_TRUE(chunk.ok());
-  std::string data(chunk->data_bytes, '\0');
-  const absl::Status status = CopyPayload(buffer, *chunk, data.data());
-  EXPECT_TRUE(absl::IsDataLoss(status));
-  EXPECT_THAT(std::string(status.message()),
-              testing::HasSubstr("parameter \"blk.0.wq\": pull of slice 3: crc32c"));
+TEST(ChunkMessage, ManySmallChunksShareAMessage) {
+  v1::PullReply head;
+  head.set_version(3);
+  std::vector<SentChunk> sent;
+  for (int i = 0; i < 5; ++i) {
+    v1::Chunk header;
+    header.set_parameter("p" + std::to_string(i));
+    const std::string data(i == 3 ? 10'000 : 10 + i, static_cast<char>('a' + i));
+    const int field = i == 0 ? kPullFields[0] : kPullFields[1];
+    sent.push_back({field, header, CopyToSlice(data.data(), data.size())});
+  }
+  grpc::ByteBuffer buffer = EncodeChunks(head, sent);
+  v1::PullReply parsed;
+  ASSERT_TRUE(parsed.ParseFromString(Flatten(buffer)));
+  EXPECT_EQ(parsed.more_size(), 4);
+  const auto decoded = Decode(buffer);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_EQ(decoded->message.chunks().size(), 5u);
+  EXPECT_EQ(decoded->data(0), parsed.chunk().data());
+  for (int i = 1; i < 5; ++i) {
+    EXPECT_EQ(decoded->data(i), parsed.more(i - 1).data());
+    EXPECT_EQ(decoded->header(i).crc32c(), Crc32c(decoded->data(i).data(), decoded->data(i).size()));
+  }
 }
 
 }  // namespace
-}  // namespace muond::client
+}  // namespace muond

@@ -1,0 +1,95 @@
+#include "client/cpp/push_queue.h"
+
+#include <utility>
+
+namespace muond::client {
+namespace {
+
+absl::Status Cancelled() { return absl::CancelledError("push: cancelled before it began"); }
+
+}  // namespace
+
+absl::Status PushTicket::Wait(absl::Duration timeout) {
+  std::unique_lock lock(mutex_);
+  const bool done = ended_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                                    [this] { return done_; });
+  if (done) return status_;
+  return absl::DeadlineExceededError("push: still under way");
+}
+
+bool PushTicket::done() const {
+  std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void PushTicket::End(const absl::Status& status) {
+  std::lock_guard lock(mutex_);
+  status_ = status;
+  done_ = true;
+  ended_.notify_all();
+}
+
+PushQueue::~PushQueue() {
+  CancelQueued();
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<PushTicket> PushQueue::Add(std::span<const SliceSource> sources) {
+  auto ticket = std::make_shared<PushTicket>();
+  {
+    std::lock_guard lock(mutex_);
+    sources_.insert(sources_.end(), sources.begin(), sources.end());
+    tickets_.push_back(ticket);
+    if (!thread_.joinable()) thread_ = std::thread([this] { Work(); });
+  }
+  changed_.notify_all();
+  return ticket;
+}
+
+CallResult PushQueue::Drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return tickets_.empty() && !pushing_; });
+  return failure_;
+}
+
+void PushQueue::Forget() {
+  std::lock_guard lock(mutex_);
+  failure_ = {};
+}
+
+void PushQueue::CancelQueued() {
+  std::vector<std::shared_ptr<PushTicket>> tickets;
+  {
+    std::lock_guard lock(mutex_);
+    tickets.swap(tickets_);
+    sources_.clear();
+    if (!tickets.empty() && failure_.status.ok()) failure_.status = Cancelled();
+  }
+  changed_.notify_all();
+  for (const auto& ticket : tickets) ticket->End(Cancelled());
+}
+
+void PushQueue::Work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stopping_ || !tickets_.empty(); });
+    if (stopping_) return;
+    const std::vector<SliceSource> sources = std::exchange(sources_, {});
+    const std::vector<std::shared_ptr<PushTicket>> tickets = std::exchange(tickets_, {});
+    pushing_ = true;
+    lock.unlock();
+    const CallResult result = push_(sources);
+    for (const auto& ticket : tickets) ticket->End(result.status);
+    lock.lock();
+    if (!result.status.ok() && failure_.status.ok()) failure_ = result;
+    pushing_ = false;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace muond::client

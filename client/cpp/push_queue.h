@@ -1,0 +1,49 @@
+// Slices on their way in the background: what is queued while a push runs goes together in the next
+// one.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/cpp/retry.h"
+#include "client/cpp/session.h"
+
+namespace muond::client {
+
+// Thread-safe; one thread of its own, from the first slice on.
+class PushQueue {
+ public:
+  using Push = std::function<CallResult(std::span<const SliceSource>)>;
+  explicit PushQueue(Push push) : push_(std::move(push)) {}
+  // Waits for the push that is under way; what is queued gets CANCELLED.
+  ~PushQueue();
+
+  std::shared_ptr<PushTicket> Add(std::span<const SliceSource> sources);
+  // Waits until nothing is queued or under way. The first failure since the last call of Forget.
+  CallResult Drain();
+  // A new step: earlier failures are history.
+  void Forget();
+  // What has not begun gets CANCELLED.
+  void CancelQueued();
+
+ private:
+  void Work();
+
+  const Push push_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<SliceSource> sources_;  // queued
+  std::vector<std::shared_ptr<PushTicket>> tickets_;
+  bool pushing_ = false, stopping_ = false;
+  CallResult failure_;  // the first
+  std::thread thread_;
+};
+
+}  // namespace muond::client

@@ -1,0 +1,306 @@
+"""One optimizer's tie to its run: made at the first step, when names and shards are final."""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import re
+import secrets
+import socket
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+
+from muond import errors
+from muond import session as sessions
+from muond.torch import layout as layouts
+from muond.torch import routing, staging
+
+logger = logging.getLogger("muond")
+
+SHAPE_FACTORS = {None: "ORIGINAL", "original": "ORIGINAL", "match_rms_adamw": "MATCH_RMS_ADAMW",
+                 "spectral_unclamped": "UNIT_RMS"}
+_SIMPLE = ((3.4445, -4.7750, 2.0315), 5)
+_services = {}  # (backend, threads) -> the service of this process
+
+
+@dataclasses.dataclass
+class Entry:
+    """One parameter of the run."""
+
+    name: str
+    parameter: torch.Tensor
+    group: str
+    route: routing.Route
+    layout: layouts.Layout
+    written: int = -1  # version counter of its tensor after our last write
+
+
+def group_name(index):
+    return f"group{index}"
+
+
+def fixed_terms(index, group):
+    """What the service fixes for a group when the run opens: the JSON of a Group."""
+    if group["algorithm"] == routing.ADAMW:
+        return {"name": group_name(index), "algorithm": "ALGORITHM_ADAMW"}
+    spec = {"name": group_name(index), "algorithm": "ALGORITHM_MUON",
+            "plainMomentum": not group["nesterov"], "normFloor": float(group["eps"]),
+            "shapeFactor": f"SHAPE_FACTOR_{SHAPE_FACTORS[group['adjust_lr_fn']]}"}
+    coefficients, steps = group["ns_coefficients"], int(group["ns_steps"])
+    if isinstance(coefficients, str):
+        return {**spec, "coefficients": coefficients}
+    if (tuple(coefficients), steps) == _SIMPLE:
+        return {**spec, "coefficients": "simple"}
+    return {**spec, "coefficients": "custom", "customSteps": [*map(float, coefficients)] * steps}
+
+
+def step_terms(groups):
+    """The hyperparameters of a step as the groups have them now: the JSON of a BeginRequest."""
+    terms = {"muon": {}, "adamw": {}}
+    for index, group in enumerate(groups):
+        values = {"lr": float(group["lr"]), "weightDecay": float(group["weight_decay"])}
+        if group["algorithm"] == routing.MUON:
+            values["momentum"] = float(group["momentum"])
+        else:
+            beta1, beta2 = group["betas"]
+            values.update(beta1=float(beta1), beta2=float(beta2), eps=float(group["eps"]))
+        terms[group["algorithm"]][group_name(index)] = values
+    return terms
+
+
+def default_run():
+    """MUOND_RUN, or the name of the program, which all ranks have in common."""
+    script = pathlib.Path(sys.argv[0] if sys.argv else "").stem
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", script).lstrip("-._")[:100]
+    return os.environ.get("MUOND_RUN") or name or "python"
+
+
+def _share(value):
+    """Rank 0's value, on every rank."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _local_service(options, run, ranks, rank):
+    """(service of this process or None, endpoint or None, run name) for local=True."""
+    run = run or f"{default_run()}-{secrets.token_hex(4)}"
+    key = (options["backend"], options["threads"], ranks > 1)
+    if ranks == 1 or rank == 0:
+        if key not in _services:
+            listen = ""
+            if ranks > 1:
+                listen = f"unix://{tempfile.mkdtemp(prefix='muond-')}/local.sock"
+            _services[key] = sessions.Service(options["backend"], options["threads"], listen)
+    if ranks == 1:
+        return _services[key], None, run
+    address = _services[key].address if rank == 0 else ""
+    address, run, host = _share((address, run, socket.gethostname()))
+    if host != socket.gethostname():
+        raise errors.MuondError("local=True: the ranks are on several machines",
+                                hint="start a daemon and name its endpoint")
+    return None, address, run
+
+
+class Binding:
+    """The run of one optimizer, and the parameters in it."""
+
+    def __init__(self, groups, options, names, routes, session_name, expected):
+        self.rank, self.ranks = layouts.world()
+        self.groups = groups
+        self.buffers = staging.HostBuffers()
+        self.unpulled = None  # version that a failed pull left behind
+        self.fixed = [fixed_terms(i, group) for i, group in enumerate(groups)]
+        self.entries = self._collect(names, routes, options)
+        self.by_id = {id(entry.parameter): entry for entry in self.entries}
+        service, endpoint = None, options["endpoint"]
+        run = options["run"] or (expected["run"] if expected else None)
+        if options["local"]:
+            service, endpoint, run = _local_service(options, run, self.ranks, self.rank)
+        self.run, self.service = run or default_run(), service
+        self.session_name = session_name or (
+            f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+        self.local = options["local"]
+        self.endpoint = endpoint or os.environ.get("MUOND_ENDPOINT") or "in this process"
+        self.session = sessions.Session(
+            self._registration(options), endpoint=endpoint, service=service,
+            **{key: options[key] for key in ("call_timeout", "step_timeout", "bulk_timeout")})
+        self.report = self.session.describe()
+        self._check_routing()
+        self._open(expected, options["on_lost_state"] == "fresh")
+
+    def _collect(self, names, routes, options):
+        """The trainable parameters in group order."""
+        found = []
+        for index, group in enumerate(self.groups):
+            for parameter, name, route in zip(group["params"], names[index], routes[index]):
+                staging.check(name, parameter)
+                if parameter.requires_grad:
+                    found.append((name, parameter, group_name(index), route))
+        shapes = [routing.logical_shape(name, parameter) for name, parameter, _, _ in found]
+        placed = layouts.layouts([f[0] for f in found], [f[1] for f in found], shapes,
+                                 options["gradients"] == "reduced")
+        return [Entry(*parts, place) for parts, place in zip(found, placed)]
+
+    def _registration(self, options):
+        used = {entry.group for entry in self.entries}
+        parameters = [{
+            "name": entry.name, "shape": {"dims": list(entry.layout.shape)},
+            "allowEmpty": 0 in entry.layout.shape, "group": entry.group,
+            "dtype": staging.DTYPES[entry.parameter.dtype],
+            "kind": f"KIND_{entry.route.kind.upper()}", "role": f"ROLE_{entry.route.role.upper()}",
+            "exclude": entry.route.algorithm == routing.ADAMW,
+            "replicated": entry.layout.replicated} for entry in self.entries]
+        slices = [{"parameter": entry.name, "boxes": [{
+            "offset": list(entry.layout.box[0]), "size": list(entry.layout.box[1]),
+            "flat": entry.layout.flat}]} for entry in self.entries if entry.layout.box]
+        terms = step_terms(self.groups)
+        groups = [{**spec, **{half: values[spec["name"]] for half, values in terms.items()
+                              if spec["name"] in values}}
+                  for spec in self.fixed if spec["name"] in used]
+        run = {"name": self.run, "worldSize": self.ranks, "parameters": parameters,
+               "groups": groups, "lossScale": options["loss_scale"],
+               "maxGradNorm": options["max_grad_norm"],
+               "clipPolicy": f"CLIP_POLICY_{options['clip_policy'].upper()}",
+               "reduceRanks": "REDUCTION_SUM" if options["gradients"] == "reduced"
+               else "REDUCTION_MEAN"}
+        return {"run": run, "rank": self.rank, "session": self.session_name, "slices": slices}
+
+    def _check_routing(self):
+        """The service must have decided as this side did; then the table goes to the log, once."""
+        for entry, routed in zip(self.entries, self.report["routing"]["parameters"]):
+            algorithm = routed["algorithm"].removeprefix("ALGORITHM_").lower()
+            if algorithm != entry.route.algorithm:
+                raise errors.RegistrationError(
+                    f'parameter "{entry.name}": routing: {entry.route.algorithm} here '
+                    f"({entry.route.reason}), {algorithm} at the service ({routed['reason']})")
+
+    def _open(self, expected, fresh):
+        """Brings run and parameters to one state, whichever of the two is ahead."""
+        position = self.session.position()
+        wanted = expected["version"] if expected else None
+        if position.state == sessions.NEEDS_RESTORE:
+            raise errors.NeedsRestore(
+                f'run "{self.run}": a daemon lost its state before step {position.next_step}')
+        if position.state == sessions.OPENING:
+            if wanted and not fresh:
+                raise errors.StateLost(
+                    f'run "{self.run}": the loaded state is that of version {wanted}, this run is '
+                    "new and has none")
+            if wanted:
+                logger.warning('run "%s": on_lost_state="fresh": momentum and moments of version '
+                               "%d are given up", self.run, wanted)
+            self.session.initialize(self._values())
+            self._remember()
+            return
+        if wanted is not None:
+            self.verify(expected)
+        logger.info('run "%s": rejoined before step %d', self.run, position.next_step)
+        self.pull(position.next_step)
+
+    def verify(self, expected):
+        """StateLost unless the service's state is the one that `expected` describes."""
+        position = self.session.position()
+        if expected["run"] != self.run or expected["version"] != position.next_step:
+            raise errors.StateLost(
+                f'run "{self.run}": the loaded state is version {expected["version"]} of run '
+                f'"{expected["run"]}", the service stands at version {position.next_step}')
+        digest = self.session.digest()["tensorDigest"]
+        if digest != expected["tensor_digest"]:
+            raise errors.StateLost(
+                f'run "{self.run}": the loaded state has digest {expected["tensor_digest"]}, the '
+                f"service's {digest}")
+
+    def note(self):
+        """What a state_dict keeps of the service's state."""
+        digest = self.session.digest()
+        return {"run": self.run, "session": self.session_name, "version": int(digest["version"]),
+                "generation": self.session.position().generation,
+                "tensor_digest": digest["tensorDigest"]}
+
+    def _values(self):
+        """This rank's parameter values as slices, and the buffers that hold them."""
+        kept = [(entry, self.buffers.outgoing(entry.name, layouts.local(entry.parameter)))
+                for entry in self.entries if entry.layout.box and entry.layout.elements]
+        self.buffers.settle([layouts.local(entry.parameter) for entry, _ in kept])
+        self._kept = kept
+        return [staging.slice_of(entry.name, buffer) for entry, buffer in kept]
+
+    def restart(self, reason):
+        """Takes the parameters' present values over; momentum and moments start anew."""
+        self.session.reinitialize(self._values(), reason)
+        self.unpulled = None
+        self._remember()
+
+    def _remember(self):
+        for entry in self.entries:
+            entry.written = layouts.local(entry.parameter)._version
+
+    def check_unchanged(self, groups):
+        """ParameterChanged when somebody wrote to a parameter since the last step; an error, too,
+        when what is fixed for the run, or the parameters themselves, are others."""
+        self.groups = groups
+        if any(p.requires_grad and id(p) not in self.by_id for g in groups for p in g["params"]):
+            raise errors.RegistrationError(
+                "param_groups: parameters were replaced or unfrozen since the run was joined",
+                hint="build a new optimizer for them, in a run of its own")
+        for index, group in enumerate(self.groups):
+            if fixed_terms(index, group) != self.fixed[index]:
+                raise errors.RegistrationError(
+                    f"param_groups[{index}]: nesterov, eps, adjust_lr_fn, ns_steps and "
+                    "ns_coefficients are fixed once the run is open",
+                    hint="lr, weight_decay, momentum and betas may change at every step")
+        for entry in self.entries:
+            if layouts.local(entry.parameter)._version != entry.written:
+                raise errors.ParameterChanged(
+                    f'parameter "{entry.name}": its values were changed since the last step')
+
+    def present(self):
+        """(entry, local gradient) of all that have one."""
+        pairs = [(entry, layouts.local_gradient(entry.parameter)) for entry in self.entries]
+        return [(entry, gradient) for entry, gradient in pairs if gradient is not None]
+
+    def gradients(self, present):
+        """(slices to push, names absent on this rank, what keeps their memory alive)."""
+        sent = [(entry, self.buffers.outgoing(entry.name, gradient)) for entry, gradient in present
+                if entry.layout.box and entry.layout.elements and entry.layout.sends]
+        self.buffers.settle([gradient for _, gradient in present])
+        return ([staging.slice_of(entry.name, buffer) for entry, buffer in sent],
+                self.absent(present), sent)
+
+    def absent(self, present):
+        """Names of the parameters that this rank has nothing to say of."""
+        here = {id(entry) for entry, _ in present if entry.layout.sends}
+        return [entry.name for entry in self.entries if id(entry) not in here]
+
+    def pull(self, version):
+        """Brings all parameters to a version; none changes unless all have arrived everywhere."""
+        self.unpulled = version
+        waiting, error = [], None
+        try:
+            for entry in self.entries:
+                if entry.layout.box and entry.layout.elements:
+                    tensor = layouts.local(entry.parameter)
+                    waiting.append((entry, self.buffers.incoming(entry.name, tensor)))
+            self.session.pull(version, [staging.slice_of(entry.name, buffer)
+                                        for entry, buffer in waiting])
+        except errors.MuondError as caught:
+            error = caught
+        copies = [entry for entry in self.entries if entry.layout.copies]
+        if copies:
+            device = layouts.local(copies[0].parameter).device
+            if not layouts.all_ok(error, device) and error is None:
+                error = errors.DaemonUnavailable("another rank could not pull its parameters")
+        if error is not None:
+            raise error
+        with torch.no_grad():
+            for entry, buffer in waiting:
+                layouts.local(entry.parameter).copy_(buffer, non_blocking=True)
+            for entry in copies:
+                layouts.copy_from_primary(entry.layout, layouts.local(entry.parameter))
+        self.buffers.settle([layouts.local(entry.parameter) for entry, _ in waiting])
+        self._remember()
+        self.unpulled = None

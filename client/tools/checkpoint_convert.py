@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""Checkpoints of muond to and from torch and DeepSpeed. docs/checkpoints.md, "Import and export".
+
+usage: checkpoint_convert.py to-torch CHECKPOINT OUT.pt
+       checkpoint_convert.py from-torch IN.pt OUT --run NAME [--step N] [--momentum-form ema|sum]
+       checkpoint_convert.py to-deepspeed CHECKPOINT OUT
+
+CHECKPOINT is a directory with a manifest.json. OUT of from-torch is the daemons' checkpoint
+directory: OUT/NAME/ckpt-N is made. A .pt file holds a dict:
+
+    "model": {name: parameter}
+    "optimizers": [{"class": "Muon" or "AdamW", "names": [name, ...], "state_dict": ...}, ...]
+
+where `names` are the parameters in the order of the optimizer's param_groups, as in
+    [name for group in optimizer.param_groups for name in names_of(group["params"])].
+
+Needs torch. Values are copied bit for bit; torch's Muon keeps the `ema` form of momentum, a `sum`
+one is converted by 1 / (1 - beta).
+"""
+
+import argparse
+import datetime
+import json
+import math
+import pathlib
+import struct
+import sys
+
+import torch
+
+MUON, ADAMW = "muon", "adamw"
+STATE_OF = {MUON: {"momentum": "momentum_buffer"},
+            ADAMW: {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def _table():
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+TABLE = _table()
+
+
+def crc32c(data):
+    """RFC 3720's checksum; by a library where there is one, since models are large."""
+    try:
+        import google_crc32c  # pylint: disable=import-outside-toplevel
+        return google_crc32c.value(bytes(data))
+    except ImportError:
+        crc = 0xFFFFFFFF
+        for byte in bytes(data):
+            crc = TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+        return crc ^ 0xFFFFFFFF
+
+
+# ---- A checkpoint in memory: its manifest, and {"<parameter>.<tensor>": torch tensor} ------------
+
+
+def read_checkpoint(directory):
+    directory = pathlib.Path(directory)
+    data = (directory / "manifest.json").read_bytes()
+    first, rest = data.split(b"\n", 1)
+    if first != b'{"crc32c":"%08x",' % crc32c(rest):
+        sys.exit(f"{directory}/manifest.json: its checksum is wrong")
+    manifest = json.loads(data)
+    files = {}
+    for record in manifest["files"]:
+        content = (directory / record["name"]).read_bytes()
+        if "%08x" % crc32c(content) != record["crc32c"]:
+            sys.exit(f"{directory}/{record['name']}: its checksum is wrong")
+        (length,) = struct.unpack_from("<Q", content)
+        header = json.loads(content[8:8 + length])
+        files[record["name"]] = (header, memoryview(bytearray(content))[8 + length:])
+    tensors = {}
+    for parameter in manifest["parameters"]:
+        for name, tensor in parameter["tensors"].items():
+            pieces = []
+            for piece in tensor["pieces"]:
+                header, body = files[piece["file"]]
+                begin, end = header[piece["key"]]["data_offsets"]
+                pieces.append(torch.frombuffer(body[begin:end], dtype=DTYPES[tensor["dtype"]])
+                              if end > begin else torch.zeros(0, dtype=DTYPES[tensor["dtype"]]))
+            tensors[f"{parameter['name']}.{name}"] = torch.cat(pieces).reshape(parameter["shape"])
+    return manifest, tensors
+
+
+def write_safetensors(path, tensors):
+    header, at = {"__metadata__": {"format": "muond-checkpoint"}}, 0
+    for key, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[key] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    body = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors.values())
+    content = struct.pack("<Q", len(text)) + text + body
+    path.write_bytes(content)
+    return {"name": path.name, "bytes": len(content), "crc32c": "%08x" % crc32c(content)}
+
+
+# ---- torch -> muond -----------------------------------------------------------------------------
+
+
+def parameters_of(state):
+    """(name, algorithm, t, {tensor: value}, hyperparameters) of every parameter."""
+    seen = set()
+    for optimizer in state["optimizers"]:
+        algorithm = MUON if optimizer["class"].lower().endswith("muon") else ADAMW
+        groups = optimizer["state_dict"]["param_groups"]
+        ids = [identity for group in groups for identity in group["params"]]
+        group_of = {identity: group for group in groups for identity in group["params"]}
+        if len(ids) != len(optimizer["names"]):
+            sys.exit(f"{optimizer['class']}: {len(ids)} parameters, names of "
+                     f"{len(optimizer['names'])}")
+        for name, identity in zip(optimizer["names"], ids):
+            entry = optimizer["state_dict"]["state"].get(identity, {})
+            master = state["model"][name].detach().to(torch.float32)
+            tensors = {"master": master}
+            for ours, theirs in STATE_OF[algorithm].items():
+                # torch makes state at the first step: before, it is zero.
+                value = entry.get(theirs)
+                tensors[ours] = (torch.zeros_like(master) if value is None
+                                 else value.detach().to(torch.float32))
+            t = int(entry.get("step", state.get("step", 0) if entry else 0))
+            seen.add(name)
+            yield name, algorithm, t, tensors, group_of[identity]
+    for name in state["model"]:
+        if name not in seen:
+            sys.exit(f"{name}: is in no optimizer")
+
+
+def matrices_text(shape):
+    if len(shape) != 2:
+        sys.exit(f"shape {shape}: only matrices can be imported for Muon")
+    return f"{shape[0]}x{shape[1]} @ 0+{shape[0]}"
+
+
+def manifest_of(options, entries, record):
+    parameters = []
+    for name, algorithm, t, tensors, _ in sorted(entries, key=lambda entry: entry[0]):
+        shape = list(tensors["master"].shape)
+        elements = math.prod(shape)
+        parameters.append({
+            "name": name, "shape": shape, "algorithm": algorithm, "t": t, "tied": [],
+            "momentum_form": options.momentum_form if algorithm == MUON else "",
+            "matrices": matrices_text(shape) if algorithm == MUON else "",
+            "tensors": {tensor: {"dtype": "F32", "pieces": [
+                {"file": record["name"], "key": f"{name}.{tensor}", "first": 0,
+                 "elements": elements}]} for tensor in tensors}})
+    return {"format": "muond-checkpoint", "schema": 1, "run": options.run, "sequence": 1,
+            "generation": 1, "step": options.step, "fingerprint": "", "daemons": 1,
+            "saved_at": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "writer": "checkpoint_convert.py",
+            "loss_scaler": {"scale": options.loss_scale, "good_steps": 0, "hysteresis_left": 1,
+                            "overflows_at_minimum": 0},
+            "counters": {"applied_steps": options.step, "skipped_steps": 0,
+                         "consecutive_skips": 0},
+            "hyperparameters": {"muon": {}, "adamw": {}}, "parameters": parameters,
+            "files": [record]}
+
+
+def from_torch(options):
+    state = torch.load(options.source, map_location="cpu", weights_only=True)
+    entries = list(parameters_of(state))
+    if options.momentum_form == "sum":
+        for _, algorithm, _, tensors, group in entries:
+            if algorithm == MUON:
+                tensors["momentum"] = tensors["momentum"] / (1 - group["momentum"])
+    folder = pathlib.Path(options.target) / options.run / f"ckpt-{options.step}"
+    folder.mkdir(parents=True)
+    record = write_safetensors(folder / "part-0-0.safetensors", {
+        f"{name}.{tensor}": value for name, _, _, tensors, _ in entries
+        for tensor, value in tensors.items()})
+    rest = (json.dumps(manifest_of(options, entries, record), indent=1)[1:] + "\n").encode()
+    rest = rest.lstrip(b"\n")
+    (folder / "manifest.json").write_bytes(b'{"crc32c":"%08x",\n' % crc32c(rest) + rest)
+    print(f"{folder}: {len(entries)} parameters")
+
+
+# ---- muond -> torch, DeepSpeed ------------------------------------------------------------------
+
+
+def to_torch(options):
+    manifest, tensors = read_checkpoint(options.source)
+    model, optimizers = {}, []
+    for algorithm, title in ((MUON, "Muon"), (ADAMW, "AdamW")):
+        names, state = [], {}
+        for parameter in manifest["parameters"]:
+            name = parameter["name"]
+            model[name] = tensors[f"{name}.master"].clone()
+            if parameter["algorithm"] != algorithm:
+                continue
+            if parameter["momentum_form"] == "sum":
+                sys.exit(f"{name}: momentum in the sum form, torch's Muon has the ema form")
+            state[len(names)] = {theirs: tensors[f"{name}.{ours}"].clone()
+                                 for ours, theirs in STATE_OF[algorithm].items()}
+            if algorithm == ADAMW:
+                state[len(names)]["step"] = torch.tensor(float(parameter["t"]))
+            names.append(name)
+        optimizers.append({"class": title, "names": names, "state_dict": {
+            "state": state, "param_groups": [{"params": list(range(len(names)))}]}})
+    torch.save({"model": model, "optimizers": optimizers, "step": manifest["step"]},
+               options.target)
+    print(f"{options.target}: {len(model)} parameters of step {manifest['step']}")
+
+
+def to_deepspeed(options):
+    """The universal layout: zero/<parameter>/{fp32,exp_avg,exp_avg_sq,momentum_buffer,step}.pt."""
+    manifest, tensors = read_checkpoint(options.source)
+    for parameter in manifest["parameters"]:
+        name = parameter["name"]
+        folder = pathlib.Path(options.target) / "zero" / name.replace("/", "_")
+        folder.mkdir(parents=True)
+        files = {"fp32": tensors[f"{name}.master"]}
+        for ours, theirs in STATE_OF[parameter["algorithm"]].items():
+            files[theirs] = tensors[f"{name}.{ours}"]
+        for title, tensor in files.items():
+            torch.save({"param": tensor.clone()}, folder / f"{title}.pt")
+        torch.save(parameter["t"], folder / "step.pt")
+    print(f"{options.target}/zero: {len(manifest['parameters'])} parameters")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for name, call in (("to-torch", to_torch), ("from-torch", from_torch),
+                       ("to-deepspeed", to_deepspeed)):
+        command = commands.add_parser(name)
+        command.add_argument("source")
+        command.add_argument("target")
+        command.set_defaults(call=call)
+        if call is from_torch:
+            command.add_argument("--run", required=True)
+            command.add_argument("--step", type=int, default=0)
+            command.add_argument("--loss-scale", type=float, default=1.0)
+            command.add_argument("--momentum-form", choices=("ema", "sum"), default="ema")
+    options = parser.parse_args()
+    options.call(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+// What a raise of the generation leaves behind that was broken off half way: promises that nobody
+// takes up, daemons with new and with old state, and what a daemon still knows when it comes back.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "proto/status.h"
+#include "server/cluster/peers.h"
+#include "tests/support/cluster_fixture.h"
+
+namespace muond::cluster {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+RunSpec Spec(std::int64_t world_size = 1) {
+  return SpecOf({Matrix("a", 16, 8), Matrix("b", 16, 8), Matrix("c", 16, 8)}, world_size);
+}
+
+ServiceOptions Options(absl::Duration patience = absl::Milliseconds(300)) {
+  return {.threads = 1, .peer_patience = patience};
+}
+
+// A coordinator that says only what a test has it say, in the name of one of the daemons.
+class HalfCoordinator {
+ public:
+  HalfCoordinator(TestRun& run, int self)
+      : peers_({.daemons = DaemonsOf(run), .self = self}, absl::Seconds(1)),
+        introduction_(peers_.Introduction(
+            "run", run.session().registered().plan_hash() + " of 1 devices a daemon")) {}
+
+  absl::Status Prepare(int daemon, std::int64_t generation, bool reinitialize = false) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::PrepareRequest request;
+    *request.mutable_peer() = introduction_;
+    request.set_generation(generation);
+    request.set_reinitialize(reinitialize);
+    v1::PrepareReply reply;
+    return FromGrpc(peers_.stub(daemon).Prepare(&context, request, &reply));
+  }
+  absl::Status Reinitialize(int daemon, std::int64_t generation, std::int64_t step) {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::RaiseRequest request;
+    *request.mutable_peer() = introduction_;
+    request.set_generation(generation);
+    request.set_reinitialize(true);
+    request.set_resume_step(step);
+    v1::RaiseReply reply;
+    return FromGrpc(peers_.stub(daemon).Raise(&context, request, &reply));
+  }
+
+ private:
+  // As they call themselves.
+  static std::vector<std::string> DaemonsOf(TestRun& run) {
+    const auto& daemons = run.session().registered().daemons();
+    return {daemons.begin(), daemons.end()};
+  }
+  static void SetDeadline(grpc::ClientContext& context) {
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  }
+  Peers peers_;
+  const v1::PeerRun introduction_;
+};
+
+// Whoever asked for the promises has died: the trainers need do nothing about it.
+TEST(Promise, ThatNobodyTakesUpIsRaisedByTheDaemonsThemselves) {
+  Cluster cluster(3, Options());
+  TestRun run(cluster.channel(0), Spec(2), {.cut = {Cut::kFlat}});
+  ASSERT_TRUE(run.Step(NoiseFor(run.spec(), 1)).applied);
+  HalfCoordinator dead(run, 0);
+  Must(dead.Prepare(1, 60));
+  Must(dead.Prepare(2, 60));
+  const StepOutcome outcome = run.Step(NoiseFor(run.spec(), 2));
+  EXPECT_TRUE(outcome.applied);
+  EXPECT_EQ(outcome.step, 1);
+  EXPECT_GT(run.session(0).generation(), 60);
+  EXPECT_EQ(run.Status().steps_applied(), 2);
+}
+
+// Some have raised it already, one only promised: a trainer finds them at different generations.
+TEST(Promise, HalfRaisedIsCompletedWhileTheTrainersStep) {
+  Cluster cluster(2, Options());
+  TestRun run(cluster.channel(0), Spec(), {});
+  ASSERT_TRUE(run.Step(NoiseFor(run.spec(), 1)).applied);
+  HalfCoordinator dead(run, 0);
+  Must(dead.Prepare(1, 60));
+  const absl::Status raised = run.session().RaiseGeneration("test");
+  ASSERT_TRUE(raised.ok()) << raised;
+  EXPECT_GT(run.session().generation(), 60) << "above the promise, at once";
+  EXPECT_TRUE(run.Step(NoiseFor(run.spec(), 2)).applied);
+}
+
+// A re-initialization that reached one daemon only; then somebody raises the generation as usual.
+// Joined, the three would go on with new and with old state.
+TEST(Lineage, APlainRaiseDoesNotJoinNewAndOldState) {
+  Cluster cluster(3, Options(absl::Seconds(30)));
+  TestRun run(cluster.channel(0), Spec(), {.call_timeout = absl::Seconds(5)});
+  ASSERT_TRUE(run.Step(NoiseFor(run.spec(), 1)).applied);
+  const Tensors weights = run.Weights();
+  HalfCoordinator dead(run, 0), other(run, 1);
+  Must(dead.Prepare(1, 60, true));
+  Must(dead.Prepare(2, 60, true));
+  Must(other.Prepare(0, 60, true));
+  Must(dead.Reinitialize(1, 60, 1));
+
+  const absl::Status raised = run.session().RaiseGeneration("as usual");
+  EXPECT_TRUE(absl::IsFailedPrecondition(raised)) << raised;
+  EXPECT_THAT(raised.ToString(),
+              AllOf(HasSubstr("1.sock] have that of generation 60"),
+                    HasSubstr("2.sock] have that of generation 1"),
+                    HasSubstr("reinitialize"), HasSubstr("restore a checkpoint")));
+  const auto outcomes = run.TryStep({.gradients = {{NoiseFor(run.spec(), 2)}}});
+  EXPECT_TRUE(absl::IsFailedPrecondition(outcomes[0].status())) << outcomes[0].status();
+  EXPECT_THAT(outcomes[0].status().ToString(), HasSubstr("don't belong together"));
+
+  run.Reinitialize(weights);
+  EXPECT_EQ(run.Weights(), weights);
+  const StepOutcome outcome = run.Step(NoiseFor(run.spec(), 2));
+  EXPECT_TRUE(outcome.applied);
+  EXPECT_EQ(outcome.step, 1);
+}
+
+// Acknowledged means: nothing of the old generation is under way any more, on any daemon.
+TEST(Raise, IsAcknowledgedOnlyAfterACommitThatIsInFlight) {
+  ServiceOptions options = Options();
+  options.fault_points = "delay_commit:0:1";
+  Cluster cluster(2, options);
+  TestRun run(cluster.channel(0), Spec(2), {.cut = {Cut::kFlat}});
+  StepInput input{.gradients = {{NoiseFor(run.spec(), 1)}}};
+  std::thread stepping([&] { run.TryStep(input); });
+  client::Admin admin(cluster.channel(0), absl::Seconds(5));
+  // All have finished and nothing is missing: the verdict has fallen or is about to.
+  const auto committing = [&] {
+    const v1::RunStatus status = Must(admin.Status("run")).runs(0);
+    return status.step_in_flight() && status.waiting_ranks_size() == 0 &&
+           status.waiting_slices() == 0;
+  };
+  while (!committing()) absl::SleepFor(absl::Milliseconds(2));
+  absl::SleepFor(absl::Milliseconds(100));
+  const auto other = Must(client::Session::Open(run.spec(), 0, run.slices(0),
+                                                {.channel = cluster.channel(0)}));
+  ASSERT_TRUE(other->RaiseGeneration("test").ok());
+  for (int daemon = 0; daemon < 2; ++daemon) {
+    client::Admin each(cluster.channel(daemon), absl::Seconds(5));
+    EXPECT_EQ(Must(each.Status("run")).runs(0).steps_applied(), 1) << daemon;
+  }
+  EXPECT_EQ(other->next_step(), 1);
+  stepping.join();
+}
+
+class Restart : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(OfDaemons, Restart, ::testing::Values(1, 3));
+
+// Late messages of the former life must find their generation over.
+TEST_P(Restart, DoesNotGoBackToAnOlderGeneration) {
+  ServiceOptions options = Options();
+  options.state_dir = "yes";
+  Cluster cluster(GetParam(), options);
+  std::int64_t reached = 0;
+  {
+    TestRun run(cluster.channel(0), Spec(), {});
+    ASSERT_TRUE(run.session().RaiseGeneration("test").ok());
+    ASSERT_TRUE(run.session().RaiseGeneration("test").ok());
+    reached = run.session().generation();
+    EXPECT_GT(reached, 2);
+  }
+  for (int daemon = 0; daemon < cluster.count(); ++daemon) cluster.Stop(daemon);
+  for (int daemon = 0; daemon < cluster.count(); ++daemon) cluster.Start(daemon);
+  TestRun run(cluster.channel(0), Spec(), {});
+  EXPECT_TRUE(run.Step(NoiseFor(run.spec(), 1)).applied);
+  EXPECT_GT(run.session().generation(), reached);
+  // A run that was closed is over: the next one of its name owes it nothing.
+  ASSERT_TRUE(Must(run.session().Close()));
+  TestRun next(cluster.channel(0), Spec(), {});
+  EXPECT_EQ(next.session().generation(), 1);
+}
+
+// Of one moment: steps end all the time, and each doubles the scale.
+TEST(Rejoin, TellsTheLossScaleOfItsOwnStep) {
+  RunSpec spec = Spec();
+  spec.loss_scale.mode = LossScaleMode::kDynamic;
+  spec.loss_scale.initial = 1;
+  spec.loss_scale.window = 1;
+  Cluster cluster(2, Options());
+  TestRun run(cluster.channel(0), spec, {});
+  std::atomic<bool> over = false;
+  std::thread joining([&] {
+    client::Session& session = run.session();
+    const auto again = Must(client::Session::Open(run.spec(), 0, run.slices(0),
+                                                  {.channel = cluster.channel(0)}));
+    while (!over) {
+      ASSERT_TRUE(again->Rejoin().ok());
+      EXPECT_EQ(again->loss_scale(), std::ldexp(1.0, static_cast<int>(again->next_step())));
+    }
+    (void)session;
+  });
+  for (int step = 0; step < 60; ++step) {
+    ASSERT_TRUE(run.Step(NoiseFor(run.spec(), step)).applied);
+  }
+  over = true;
+  joining.join();
+}
+
+}  // namespace
+}  // namespace muond::cluster

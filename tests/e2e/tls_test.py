@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Mutual TLS with real processes: who gets in, who may call what, and that certificates change
+under a running daemon. The authority is made by deploy/tls/make-ca, as an operator would."""
+
+import contextlib
+import re
+import subprocess
+import unittest
+
+import grpc
+
+from muond_process import ROOT, ProcessTest, run_program, wait_until
+
+HEALTH = "/grpc.health.v1.Health/Check"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+def make_ca(*arguments):
+    return subprocess.run([ROOT / "deploy/tls/make-ca", *map(str, arguments)], check=False,
+                          capture_output=True, text=True, timeout=60)
+
+
+class TlsTest(ProcessTest):
+
+    def setUp(self):
+        self.ca = self.directory / "ca"
+        self.make(self.ca)
+        self.certificate("daemon", "node", "--host", "localhost", "--host", "127.0.0.1")
+
+    def make(self, *arguments):
+        done = make_ca(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def certificate(self, role, name, *options, ca=None):
+        self.make(ca or self.ca, role, name, *options)
+
+    def files(self, name, ca=None, authority=None):
+        """The environment of a program that holds the certificate `name`."""
+        ca = ca or self.ca
+        return {"MUOND_TLS_CERT": str(ca / f"{name}.crt"), "MUOND_TLS_KEY": str(ca / f"{name}.key"),
+                "MUOND_TLS_CA": str((authority or ca) / "ca.crt")}
+
+    def start(self, *flags, **options):
+        return self.start_daemon("--backend", "reference", "--tls-refresh", "1s", *flags,
+                                 environment=self.files("node"), **options)
+
+    def muonctl(self, daemon, *verb, timeout="5s", **files):
+        return run_program("muonctl", "--endpoint", daemon.tcp, "--timeout", timeout, *verb,
+                           environment=files)
+
+    def call(self, daemon, method, name):
+        """The status code and details of an empty call with the certificate `name`."""
+        read = lambda ending: (self.ca / f"{name}.{ending}").read_bytes()
+        credentials = grpc.ssl_channel_credentials((self.ca / "ca.crt").read_bytes(), read("key"),
+                                                   read("crt"))
+        with grpc.secure_channel(daemon.tcp, credentials) as channel:
+            try:
+                channel.unary_unary(method)(b"", timeout=20)
+            except grpc.RpcError as error:
+                return error.code(), error.details()
+        return grpc.StatusCode.OK, ""
+
+    def bench(self, daemon, **files):
+        return run_program("muond-bench", "--endpoint", daemon.tcp, "--model", "custom:8x4",
+                           "--steps", "1", "--warmup", "1", "--no-ceilings", environment=files)
+
+    def test_each_role_does_its_own_and_no_more(self):
+        for role in ("trainer", "admin"):
+            self.certificate(role, role)
+        daemon = self.start()
+        done = self.bench(daemon, **self.files("trainer"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.bench(daemon, **self.files("admin"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn('needs the role trainer, certificate "CN=admin" gives admin', done.stderr)
+        self.assertEqual(self.muonctl(daemon, "status", **self.files("admin")).returncode, 0)
+        denied, ok = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.OK
+        for method, name, code in (
+                ("/muond.v1.Peer/Vote", "trainer", denied),
+                ("/muond.v1.Peer/Vote", "admin", denied),
+                ("/muond.v1.Optimizer/Begin", "node", denied),
+                ("/muond.v1.Optimizer/Begin", "admin", denied),
+                ("/muond.v1.Optimizer/Digest", "node", denied),
+                ("/muond.v1.Optimizer/Status", "node", ok),
+                ("/muond.v1.Nothing/Status", "admin", denied),
+                (REFLECTION, "trainer", denied),
+                (HEALTH, "trainer", ok)):
+            with self.subTest(method=method, name=name):
+                self.assertEqual(self.call(daemon, method, name)[0], code)
+        # Admitted, and refused only for what it says: there is no such run.
+        self.assertNotEqual(self.call(daemon, "/muond.v1.Optimizer/Begin", "trainer")[0], denied)
+        self.assertNotEqual(self.call(daemon, "/muond.v1.Optimizer/Close", "admin")[0], denied)
+        self.assertIn("refused: call", daemon.log())
+
+    def test_flags_do_what_the_environment_does(self):
+        self.certificate("trainer", "trainer")
+        daemon = self.start()
+        names = {"MUOND_TLS_CERT": "--tls-cert", "MUOND_TLS_KEY": "--tls-key",
+                 "MUOND_TLS_CA": "--tls-ca"}
+        flags = []
+        for name, file in self.files("trainer").items():
+            flags += [names[name], file]
+        self.assertEqual(self.muonctl(daemon, *flags, "status").returncode, 0)
+        done = run_program("muond-bench", "--endpoint", daemon.tcp, "--model", "custom:8x4",
+                           "--steps", "1", "--warmup", "1", "--no-ceilings", *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_strangers_are_not_let_in(self):
+        self.certificate("admin", "late", "--days", "-1")
+        other = self.directory / "other"
+        self.make(other)
+        self.certificate("admin", "stranger", ca=other)
+        self.certificate("admin", "admin")
+        daemon = self.start()
+        for what, files, words in (
+                ("plain", {}, "no daemon answers"),
+                # It believes our daemon, and shows a certificate of another authority.
+                ("unknown", self.files("stranger", ca=other, authority=other),
+                 "no daemon answers"),
+                ("ended", self.files("late"), "valid from"),
+                ("two of three", {k: v for k, v in self.files("admin").items() if "CA" not in k},
+                 "TLS needs three files"),
+                ("not its key", {**self.files("admin"),
+                                 "MUOND_TLS_KEY": str(self.ca / "node.key")}, "not the key of"),
+                ("other authority", self.files("admin", authority=other), "not acceptable")):
+            with self.subTest(what):
+                done = self.muonctl(daemon, "status", timeout="2s", **files)
+                self.assertEqual(done.returncode, 1, done.stdout)
+                self.assertIn(words, done.stderr)
+        # Past the client's own check, the daemon's: the handshake fails.
+        with self.assertRaises(grpc.FutureTimeoutError):
+            credentials = grpc.ssl_channel_credentials(
+                (self.ca / "ca.crt").read_bytes(), (other / "stranger.key").read_bytes(),
+                (other / "stranger.crt").read_bytes())
+            with grpc.secure_channel(daemon.tcp, credentials) as channel:
+                grpc.channel_ready_future(channel).result(timeout=1)
+        with self.assertRaises(grpc.FutureTimeoutError):
+            credentials = grpc.ssl_channel_credentials(
+                (self.ca / "ca.crt").read_bytes(), (self.ca / "late.key").read_bytes(),
+                (self.ca / "late.crt").read_bytes())
+            with grpc.secure_channel(daemon.tcp, credentials) as channel:
+                grpc.channel_ready_future(channel).result(timeout=1)
+        self.assertEqual(self.muonctl(daemon, "status", **self.files("admin")).returncode, 0)
+
+    def test_a_client_believes_only_a_daemon_that_carries_the_name(self):
+        self.certificate("daemon", "node", "--host", "optimizer.example")
+        self.certificate("admin", "admin")
+        daemon = self.start()
+        done = self.muonctl(daemon, "status", timeout="2s", **self.files("admin"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no daemon answers", done.stderr)
+        done = self.muonctl(daemon, "status", **self.files("admin"),
+                            MUOND_TLS_SERVER_NAME="optimizer.example")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_certificates_change_under_a_running_daemon(self):
+        self.certificate("admin", "admin")
+        daemon = self.start()
+        self.assertEqual(self.muonctl(daemon, "status", **self.files("admin")).returncode, 0)
+        # Another authority takes over: first both are believed, then the daemon gets a certificate
+        # of the new one.
+        new = self.directory / "new"
+        self.make(new)
+        self.certificate("daemon", "node", "--host", "127.0.0.1", ca=new)
+        self.certificate("admin", "admin", ca=new)
+        both = (self.ca / "ca.crt").read_text() + (new / "ca.crt").read_text()
+        (self.ca / "both").write_text(both)
+        (self.ca / "both").rename(self.ca / "ca.crt")
+        for ending in ("key", "crt"):
+            (new / f"node.{ending}").rename(self.ca / f"node.{ending}")
+        status = lambda: self.muonctl(daemon, "status", timeout="2s", **self.files("admin", ca=new))
+        wait_until(lambda: status().returncode == 0, "the new certificate's use", 20)
+        self.assertEqual(self.muonctl(daemon, "status", **self.files("admin")).returncode, 0,
+                         "those of the old authority are still believed")
+        self.assertEqual(len(re.findall("listening on", daemon.log())), 2, "it never restarted")
+
+    def test_two_daemons_vote_over_tls(self):
+        self.certificate("trainer", "trainer")
+        ports = []
+        with contextlib.ExitStack() as stack:
+            import socket  # pylint: disable=import-outside-toplevel
+            for _ in range(2):
+                held = stack.enter_context(socket.socket())
+                held.bind(("127.0.0.1", 0))
+                ports.append(held.getsockname()[1])
+        peers = [f"127.0.0.1:{port}" for port in ports]
+        for i, address in enumerate(peers):
+            folder = self.directory / f"d{i}"
+            folder.mkdir()
+            self.start("--peers", ",".join(peers), directory=folder, listen=[address])
+        done = self.bench(self.daemons[0], **self.files("trainer"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_probes_need_no_certificate_and_get_nothing_else(self):
+        daemon = self.start("--health-address", "127.0.0.1:0")
+        port = re.search(r"health probes on (\S+)", daemon.log())[1]
+        with grpc.insecure_channel(port) as channel:
+            reply = channel.unary_unary(HEALTH)(b"\n\x09readiness", timeout=20)
+            self.assertEqual(reply, b"\x08\x01", "SERVING")
+            with self.assertRaises(grpc.RpcError) as caught:
+                channel.unary_unary("/muond.v1.Optimizer/Status")(b"", timeout=20)
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+
+    def test_a_daemon_that_could_not_be_believed_does_not_start(self):
+        self.certificate("trainer", "trainer")
+        base = ["--listen", "0.0.0.0:0", "--metrics-address", "none"]
+        done = run_program("muond", *base)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("give --tls-cert, --tls-key and --tls-ca", done.stderr)
+        done = run_program("muond", *base, environment=self.files("trainer"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("does not have the role daemon", done.stderr)
+        done = run_program("muond", *base, "--insecure", environment=self.files("node"))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("every TCP address asks for certificates", done.stderr)
+        done = run_program("muond", *base, "--tls-cert", self.ca / "node.crt")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("belong together", done.stderr)
+        self.start(listen=["0.0.0.0:0"])
+
+    def test_make_ca_refuses_what_makes_no_sense(self):
+        for arguments, words in (
+                ((self.ca,), "never replaced"),
+                ((self.ca, "king", "a"), "expected trainer, daemon or admin"),
+                ((self.ca, "daemon", "a"), "needs --host"),
+                ((self.ca, "admin", "ca"), "expected letters"),
+                ((self.ca, "admin", "a/b"), "expected letters"),
+                ((self.directory / "none", "admin", "a"), "has no authority")):
+            done = make_ca(*arguments)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(words, done.stderr)
+        self.assertEqual((self.ca / "node.key").stat().st_mode & 0o777, 0o600)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,104 @@
+"""DDP, FSDP2, HSDP and tensor parallelism under torchrun with gloo: every way of cutting a model
+over ranks trains it as one process does."""
+
+import itertools
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from harness import LONG, TorchTest
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from muond.torch import layout
+
+PROGRAM = pathlib.Path(__file__).with_name("distributed_program.py")
+
+
+def run(way, ranks, endpoint=None):
+    """What rank 0 of a training ends with."""
+    with tempfile.TemporaryDirectory(prefix="muond-torch-") as folder:
+        out = pathlib.Path(folder) / "out.pt"
+        launcher = [] if ranks == 0 else [
+            "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        done = subprocess.run(
+            [sys.executable, "-B", *launcher, str(PROGRAM), way, str(out),
+             *([endpoint] if endpoint else [])],
+            capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{way} on {ranks}:\n{done.stdout}\n{done.stderr[-6000:]}"
+        return torch.load(out)
+
+
+class Distributed(TorchTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.alone = run("alone", 0)
+
+    def check(self, way, ranks, words=(), **options):
+        result = run(way, ranks, **options)
+        self.assertEqual(result["applied"], self.alone["applied"])
+        self.assertEqual(result["calls"], 4)
+        # Both algorithms are blind to a gradient's scale; the norm is not.
+        self.assertAlmostEqual(result["norm"] / self.alone["norm"], 1, delta=1e-3, msg=way)
+        for name, value in self.alone["parameters"].items():
+            # Gradients are means of means: the last bits differ, and steps carry them on.
+            torch.testing.assert_close(result["parameters"][name], value, rtol=0, atol=2e-4,
+                                       msg=lambda m: f"{way} on {ranks}: {name}: {m}")
+        for word in words:
+            self.assertIn(word, result["describe"])
+        return result
+
+    def test_ddp(self):
+        self.check("ddp", 2, ["rank 0 of 2", "all"])
+
+    def test_fsdp_uneven_on_3_ranks_through_a_daemon(self):
+        daemon = self.daemon()
+        self.check("fsdp", 3, ["[4, 8]", "[1, 8]", "[6, 8]"], endpoint=daemon.unix)
+
+    @unittest.skipUnless(LONG, "the long form has all ways: tests/run --full")
+    def test_all_other_ways(self):
+        self.check("tp", 2, ["[6, 8]", "[8, 6]"])
+        for way, ranks in (("ddp", 3), ("fsdp", 2), ("hsdp", 2), ("hsdp", 4), ("tp", 3),
+                           ("local", 2), ("local", 3), ("ddp_early", 2), ("fsdp_early", 2),
+                           ("fsdp_early", 3), ("fsdp_amp", 2), ("fsdp_tp", 4)):
+            with self.subTest(way=way, ranks=ranks):
+                self.check(way, ranks)
+
+
+class Boxes(unittest.TestCase):
+    """shard_box without processes: every layout's boxes tile the tensor, as torch itself says."""
+
+    def tile(self, shape, placements, mesh_shape):
+        count = torch.zeros(shape, dtype=torch.int32)
+        for coordinate in itertools.product(*map(range, mesh_shape)):
+            if any(p.is_replicate() and coordinate[d] for d, p in enumerate(placements)):
+                continue
+            offset, size = layout.shard_box(shape, placements, mesh_shape, coordinate)
+            count[tuple(slice(o, o + s) for o, s in zip(offset, size))] += 1
+        self.assertEqual(int(count.sum()), math.prod(shape), (shape, placements, mesh_shape))
+        self.assertTrue(bool((count == 1).all()))
+
+    def test_boxes_tile(self):
+        for rows in (1, 2, 5, 6, 7, 12):
+            self.tile((rows, 4), (Shard(0),), (3,))
+            self.tile((rows, 6), (Replicate(), Shard(0)), (2, 3))
+            self.tile((rows, 6), (Shard(0), Shard(1)), (2, 2))
+            self.tile((rows, 6), (_StridedShard(0, split_factor=2), Shard(0)), (3, 2))
+
+    def test_chunks_as_torch_cuts_them(self):
+        for length in range(12):
+            for parts in range(1, 6):
+                pieces = torch.arange(length).chunk(parts) if length else ()
+                for index in range(parts):
+                    first, size = layout.chunk(0, length, parts, index)
+                    wanted = pieces[index].tolist() if index < len(pieces) else []
+                    self.assertEqual(list(range(first, first + size)), wanted)
+
+
+if __name__ == "__main__":
+    unittest.main()
