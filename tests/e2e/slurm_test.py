@@ -3,6 +3,7 @@
 test's own, in its scratch directory and on free ports. No systemd; the prolog's systemd-run is a
 stand-in that starts the same command as the same user."""
 
+import ctypes
 import os
 import pathlib
 import re
@@ -86,6 +87,12 @@ def free_port():
         return held.getsockname()[1]
 
 
+def end_with_parent():
+    """A test that is killed leaves no Slurm behind: SIGTERM when the parent has died."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
 def why_not():
     """Why this machine can't run it; None if it can."""
     path = f"{os.environ['PATH']}:{SBIN}"
@@ -150,7 +157,7 @@ class SlurmTest(ProcessTest):
             process = subprocess.Popen(  # pylint: disable=consider-using-with
                 [shutil.which(name, path=self.environment["PATH"]), *arguments],
                 env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True)
+                start_new_session=True, preexec_fn=end_with_parent)
         self.addCleanup(self.end, process)
 
     @staticmethod
