@@ -130,9 +130,10 @@ class DaemonDeathTest(ProcessTest):
 
     def start_run(self, name):
         """Its ranks stand where the run's name says."""
+        seconds = 3 * RANKS  # many processes get little time each
         ranks = self.cluster.start_ranks(
             RANKS, run=name, steps=self.STEPS, home=len(self.ranks) % 3, chunk_bytes=1024,
-            call_timeout=6, step_timeout=6, bulk_timeout=6)
+            call_timeout=seconds, step_timeout=seconds, bulk_timeout=seconds)
         self.ranks[name] = ranks
         phase, step = {"opened": ("begin", 0), "commit": ("finish", 1),
                        "within-push": ("push", 1), "within-finish": ("finish", 1),
