@@ -1,7 +1,13 @@
 #!/usr/bin/env python3
 """Daemons that are paused or killed at every phase of a step, and ranks that come too late: who is
-told what, by when, and how the run goes on."""
+told what, by when, and how the run goes on.
 
+usage: daemon_faults_test.py [--ranks N] [unittest's arguments]
+
+  --ranks N  of each of the nine runs whose daemon is killed; 2 by default, 4 in the long form
+"""
+
+import sys
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +20,7 @@ from muond_stubs import optimizer
 from tcp_proxy import DOWN, UP
 
 DEAD = 2  # the daemon that dies
+RANKS = 2
 
 
 def last_failure(trainer):
@@ -122,10 +129,11 @@ class DaemonDeathTest(ProcessTest):
             "within-push": {1}, "within-finish": {2}, "within-pull": {2}, "commit": {1, 2}}
 
     def start_run(self, name):
-        """Its four ranks stand where the run's name says."""
+        """Its ranks stand where the run's name says."""
+        seconds = 3 * RANKS  # many processes get little time each
         ranks = self.cluster.start_ranks(
-            run=name, steps=self.STEPS, home=len(self.ranks) % 3, chunk_bytes=1024,
-            call_timeout=6, step_timeout=6, bulk_timeout=6)
+            RANKS, run=name, steps=self.STEPS, home=len(self.ranks) % 3, chunk_bytes=1024,
+            call_timeout=seconds, step_timeout=seconds, bulk_timeout=seconds)
         self.ranks[name] = ranks
         phase, step = {"opened": ("begin", 0), "commit": ("finish", 1),
                        "within-push": ("push", 1), "within-finish": ("finish", 1),
@@ -240,4 +248,8 @@ class DaemonDeathTest(ProcessTest):
 
 
 if __name__ == "__main__":
+    if "--ranks" in sys.argv:
+        at = sys.argv.index("--ranks")
+        RANKS = int(sys.argv[at + 1])
+        del sys.argv[at:at + 2]
     unittest.main()

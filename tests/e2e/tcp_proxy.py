@@ -169,6 +169,7 @@ class Proxy:
                     link.reset()
             for hold in [hold for hold in self.holds if who is None or hold.who == who]:
                 self.holds.discard(hold)
+                hold.reached.set()  # there is nothing to wait for any more
                 hold.released.set()
         self.run(reset())
 
