@@ -34,8 +34,8 @@ class Daemons {
   // or one has refused for good: the calls to the others, which may wait for long, are given up
   // then (CallScope). OK, or the most telling failure (what no repetition can mend before what one
   // might, the first of a kind), with the daemon's name where there are several, and those of other
-  // daemons with the same code. `call` must be safe for different daemons at a time. With `but_home`
-  // the first contact is left out.
+  // daemons with the same code. `call` must be safe for different daemons at a time. With
+  // `but_home` the first contact is left out.
   CallResult ForEach(const std::function<CallResult(int daemon, Connection&)>& call,
                      bool but_home = false);
 

@@ -68,8 +68,8 @@ absl::Duration BackoffDelay(int attempts, absl::BitGenRef random);
 
 // Calls until OK, a result that is not worth repeating, until the thread's CallScope is given up or
 // the deadline leaves no time for another attempt; the last result then, with peer, attempts and
-// time in its message. Where the last attempt had no time for an answer, the last UNAVAILABLE before
-// it, which says more.
+// time in its message. Where the last attempt had no time for an answer, the last UNAVAILABLE
+// before it, which says more.
 CallResult CallWithRetries(const RetryPlan& plan,
                            const std::function<CallResult(const Attempt&)>& call,
                            const RetryClock& clock = {});

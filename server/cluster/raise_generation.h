@@ -39,7 +39,8 @@ struct RaiseHooks {
 // Blocks until all have raised it. UNAVAILABLE naming the daemons that did not answer by
 // `deadline`: those that have promised wait for another try, and no step is applied meanwhile.
 // FAILED_PRECONDITION when their states are of different lineages (CheckOneLineage), unless state
-// is forgotten. `restore`: where to go on, else with initial values at the highest next step of all.
+// is forgotten. `restore`: where to go on, else with initial values at the highest next step of
+// all.
 absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
                              std::int64_t current, bool reinitialize, const RaiseHooks& own,
                              absl::Time deadline, const RestoreOrder& restore = {});

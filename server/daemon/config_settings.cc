@@ -163,7 +163,8 @@ Setting Duration(std::string_view name, std::string_view help, Field field) {
 #define MUOND_FIELD(path) \
   [](auto& config) -> auto& { return config.path; }
 
-std::vector<Setting> MakeSettings() {
+// Who gets in, what computes, who else there is.
+std::vector<Setting> ListenSettings() {
   return {
       List("listen", "ADDRESS",
            "where trainers connect: unix:///path or host:port, several separated by commas",
@@ -200,6 +201,12 @@ std::vector<Setting> MakeSettings() {
               MUOND_FIELD(service.peers_expected)),
       Duration("peer-patience", "how long a peer may be out of reach before callers are told",
                MUOND_FIELD(service.peer_patience)),
+  };
+}
+
+// What outlives the daemon, and how a step is made.
+std::vector<Setting> StateSettings() {
+  return {
       Text("checkpoint-dir", "PATH", "where runs are saved, shared by all daemons; none: nowhere",
            MUOND_FIELD(service.checkpoint_dir)),
       Integer("checkpoint-every-steps", "save after so many steps; 0: not by steps",
@@ -215,6 +222,12 @@ std::vector<Setting> MakeSettings() {
            MUOND_FIELD(service.state_dir)),
       Switch("overlap", "orthogonalize while gradients still arrive; takes more scratch memory",
              MUOND_FIELD(service.overlap)),
+  };
+}
+
+// How much, how long, and what is told.
+std::vector<Setting> LimitSettings() {
+  return {
       Duration("step-deadline", "longest wait of a Finish for the other ranks",
                MUOND_FIELD(service.step_deadline)),
       Duration("drain-grace", "time that running calls get at SIGTERM", MUOND_FIELD(drain_grace)),
@@ -241,6 +254,14 @@ std::vector<Setting> MakeSettings() {
       Text("fault-points", "LIST", "faults to inject, name[:after[:count]],...; tests only",
            MUOND_FIELD(service.fault_points)),
   };
+}
+
+std::vector<Setting> MakeSettings() {
+  std::vector<Setting> all;
+  for (const auto& part : {ListenSettings(), StateSettings(), LimitSettings()}) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
 }
 
 #undef MUOND_FIELD

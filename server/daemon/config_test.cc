@@ -60,47 +60,55 @@ TEST_F(ConfigTest, HasTheDocumentedDefaults) {
   EXPECT_THAT(config.warnings, IsEmpty());
 }
 
+constexpr struct {
+  const char* name;
+  const char* weak;    // for the file
+  const char* middle;  // for the variable
+  const char* strong;  // for the flag
+} kValues[] = {
+    {"listen", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
+    {"metrics-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
+    {"insecure", "true", "false", "true"},
+    {"tls-cert", "a", "b", "c"},
+    {"tls-key", "a", "b", "c"},
+    {"tls-ca", "a", "b", "c"},
+    {"tls-server-name", "a", "b", "c"},
+    {"tls-refresh", "1s", "2s", "3s"},
+    {"health-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
+    {"backend", "reference", "auto", "cpu"},
+    {"devices", "0", "1", "GPU-1"},
+    {"cpu-products", "f32", "bf16", "f32"},
+    {"threads", "1", "2", "3"},
+    {"peers", "a:1,b:1", "dns:///c:1", "@/d"},
+    {"advertise", "a:1", "b:1", "c:1"},
+    {"peers-expected", "1", "2", "3"},
+    {"peer-patience", "1s", "2s", "3s"},
+    {"state-dir", "/a", "/b", "/c"},
+    {"overlap", "true", "false", "true"},
+    {"checkpoint-dir", "/a", "/b", "/c"},
+    {"checkpoint-every-steps", "1", "2", "3"},
+    {"checkpoint-every", "1s", "2s", "3s"},
+    {"checkpoint-keep", "1", "2", "4"},
+    {"restore", "none", "1", "2"},
+    {"step-deadline", "1s", "2s", "3s"},
+    {"drain-grace", "1s", "2s", "3s"},
+    {"max-chunk-bytes", "1MiB", "2MiB", "3MiB"},
+    {"max-arena-bytes", "1MiB", "2MiB", "3MiB"},
+    {"max-arenas", "1", "2", "3"},
+    {"max-tensor-bytes", "1GiB", "3GiB", "4GiB"},
+    {"max-run-bytes", "1GiB", "3GiB", "4GiB"},
+    {"max-parameters", "1", "2", "3"},
+    {"max-runs", "1", "2", "3"},
+    {"max-world-size", "1", "2", "3"},
+    {"diagnostics-every", "0", "1", "2"},
+    {"log-every", "1", "2", "3"},
+    {"log-level", "debug", "warning", "error"},
+    {"log-format", "json", "text", "json"},
+    {"fault-points", "a", "b", "c"},
+};
+
 // Every setting by every source: two values each, and the stronger source must win.
 TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
-  const struct {
-    const char* name;
-    const char* weak;    // for the file
-    const char* middle;  // for the variable
-    const char* strong;  // for the flag
-  } kValues[] = {
-      {"listen", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
-      {"metrics-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
-      {"insecure", "true", "false", "true"},
-      {"tls-cert", "a", "b", "c"},
-      {"tls-key", "a", "b", "c"},
-      {"tls-ca", "a", "b", "c"},
-      {"tls-server-name", "a", "b", "c"},
-      {"tls-refresh", "1s", "2s", "3s"},
-      {"health-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
-      {"backend", "reference", "auto", "cpu"},
-      {"devices", "0", "1", "GPU-1"},
-      {"cpu-products", "f32", "bf16", "f32"},
-      {"threads", "1", "2", "3"},
-      {"peers", "a:1,b:1", "dns:///c:1", "@/d"},
-      {"advertise", "a:1", "b:1", "c:1"},
-      {"peers-expected", "1", "2", "3"},
-      {"peer-patience", "1s", "2s", "3s"},
-      {"state-dir", "/a", "/b", "/c"},
-      {"overlap", "true", "false", "true"},
-      {"step-deadline", "1s", "2s", "3s"},
-      {"drain-grace", "1s", "2s", "3s"},
-      {"max-chunk-bytes", "1MiB", "2MiB", "3MiB"},
-      {"max-tensor-bytes", "1GiB", "3GiB", "4GiB"},
-      {"max-run-bytes", "1GiB", "3GiB", "4GiB"},
-      {"max-parameters", "1", "2", "3"},
-      {"max-runs", "1", "2", "3"},
-      {"max-world-size", "1", "2", "3"},
-      {"diagnostics-every", "0", "1", "2"},
-      {"log-every", "1", "2", "3"},
-      {"log-level", "debug", "warning", "error"},
-      {"log-format", "json", "text", "json"},
-      {"fault-points", "a", "b", "c"},
-  };
   EXPECT_EQ(std::size(kValues), AllSettings().size()) << "a setting is missing in this table";
   for (const auto& test : kValues) {
     SCOPED_TRACE(test.name);

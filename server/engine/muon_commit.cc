@@ -337,14 +337,15 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
     const double factor =
         ShapeFactorOf(state.group->shape_factor, state.group->extra_factor, block.rows, block.cols);
     const char* o = static_cast<const char*>(batch.matrices[i].o);
-    update_squares[batch.parts[i].state] += std::pow(now.lr * factor * batch.results[i].output_norm, 2);
+    const kernels::NewtonSchulzResult& result = batch.results[i];
+    update_squares[batch.parts[i].state] += std::pow(now.lr * factor * result.output_norm, 2);
     for (const RowRange& range : block.ranges) {
       const std::size_t count = range.count * block.cols;
       jobs.push_back({.w = state.weight + range.begin * block.cols,
                       .o = o,
                       .elements = count,
                       .decay = DecayFactor(*state.group, now),
-                      .step = now.lr * factor * batch.results[i].o_scale});
+                      .step = now.lr * factor * result.o_scale});
       states.push_back(batch.parts[i].state);
       o += count * element_bytes_;
     }
