@@ -45,7 +45,9 @@ enum class TransportError : std::uint8_t {
 };
 // Why a registration got gRPC and not an arena.
 enum class TransportFallback : std::uint8_t { kNotOffered, kNoSocket, kRefused, kNotAttached };
-enum class MemoryKind : std::uint8_t { kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena };
+enum class MemoryKind : std::uint8_t {
+  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena
+};
 
 // The grpc_server_* series of one method, all status codes at 0 from the start.
 class RpcMetrics {
