@@ -52,7 +52,8 @@ absl::Status WaitReadable(int fd, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   for (;;) {
     const std::int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
-    const int ready = poll(&poll_fd, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000)));
+    const auto wait = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+    const int ready = poll(&poll_fd, 1, wait);
     if (ready > 0) return absl::OkStatus();
     if (ready < 0 && errno != EINTR) return absl::UnavailableError(Errno());
     if (ready == 0 && left <= 0) return absl::DeadlineExceededError("no answer in time");

@@ -163,7 +163,8 @@ TEST(ChunkMessage, ManySmallChunksShareAMessage) {
   EXPECT_EQ(decoded->data(0), parsed.chunk().data());
   for (int i = 1; i < 5; ++i) {
     EXPECT_EQ(decoded->data(i), parsed.more(i - 1).data());
-    EXPECT_EQ(decoded->header(i).crc32c(), Crc32c(decoded->data(i).data(), decoded->data(i).size()));
+    const std::string data = decoded->data(i);
+    EXPECT_EQ(decoded->header(i).crc32c(), Crc32c(data.data(), data.size()));
   }
 }
 

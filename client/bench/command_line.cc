@@ -42,7 +42,7 @@ void AddTarget(CLI::App& app, CommandLine& line, Words& words) {
                  "of the ceilings and of --in-process; 0: one per core [0]")
       ->check(CLI::Range(0, 4096));
   app.add_option("--transport", line.transports,
-                 "how gradients and parameters go, several are measured in turn: grpc, arena [grpc]")
+                 "how gradients and parameters go, several in turn: grpc, arena [grpc]")
       ->delimiter(',');
   app.add_flag("--probe-control", line.options.probe_control,
                "time small calls while bytes flow");

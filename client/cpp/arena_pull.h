@@ -1,5 +1,5 @@
-// How slices come back through an arena: the daemon fills windows, the trainer empties them and says
-// so.
+// How slices come back through an arena: the daemon fills windows, the trainer empties them and
+// says so.
 #pragma once
 
 #include "client/cpp/pull_assembly.h"

@@ -1,5 +1,5 @@
-// Puts what a pull brings where it belongs, whichever way it comes: every piece must be the one that
-// is due, and must have its checksum.
+// Puts what a pull brings where it belongs, whichever way it comes: every piece must be the one
+// that is due, and must have its checksum.
 #pragma once
 
 #include <cstdint>

@@ -37,7 +37,8 @@ class InitializeStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> 
  private:
   absl::Status Take() {
     v1::InitializeRequest head;
-    MUOND_ASSIGN_OR_RETURN(const ChunkMessage message, DecodeRequest(message_, kChunkFields, &head));
+    MUOND_ASSIGN_OR_RETURN(const ChunkMessage message,
+                           DecodeRequest(message_, kChunkFields, &head));
     if (run_ == nullptr) {
       MUOND_ASSIGN_OR_RETURN(run_, rpc_.runs->Find(head.id().run()));
       generation_ = head.id().generation();

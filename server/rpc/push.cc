@@ -31,7 +31,8 @@ class PushStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  private:
   absl::Status Take() {
     v1::PushRequest head;
-    MUOND_ASSIGN_OR_RETURN(const ChunkMessage message, DecodeRequest(message_, kChunkFields, &head));
+    MUOND_ASSIGN_OR_RETURN(const ChunkMessage message,
+                           DecodeRequest(message_, kChunkFields, &head));
     if (run_ == nullptr) {
       MUOND_ASSIGN_OR_RETURN(run_, rpc_.runs->Find(head.id().run()));
       generation_ = head.id().generation();

@@ -36,7 +36,9 @@ std::optional<Obstacle> ObstacleToArena(const TransportFacts& facts,
 absl::StatusOr<TransportChoice> ChooseTransport(const TransportFacts& facts,
                                                 const v1::RegisterRequest& request) {
   const std::string& wanted = request.transport();
-  if (wanted == "grpc") return TransportChoice{TransportPath::kGrpc, "the trainer asked for it", std::nullopt};
+  if (wanted == "grpc") {
+    return TransportChoice{TransportPath::kGrpc, "the trainer asked for it", std::nullopt};
+  }
   if (wanted.empty() && IsInProcess(facts.peer)) {
     return TransportChoice{TransportPath::kInProcess, "trainer and daemon are one process",
                            std::nullopt};

@@ -2,11 +2,11 @@
 // that the trainer says about it.
 //
 // An arena has windows for each direction and two fences for each window. The side that sends fills
-// a window, sets its `filled` slot to the number of this use, and sends a message that names window,
-// number and contents; the other side copies the contents out and sets `drained` likewise. With two
-// windows one is filled while the other is drained. The daemon believes nothing that it reads here
-// but numbers and bytes: places come from its own table, bytes are copied to private memory before
-// anything else looks at them, and it never waits for a slot.
+// a window, sets its `filled` slot to the number of this use, and sends a message that names
+// window, number and contents; the other side copies the contents out and sets `drained` likewise.
+// With two windows one is filled while the other is drained. The daemon believes nothing that it
+// reads here but numbers and bytes: places come from its own table, bytes are copied to private
+// memory before anything else looks at them, and it never waits for a slot.
 //
 // Thread-safe.
 #pragma once

@@ -93,8 +93,8 @@ TEST(Arena, WindowsThatAreNoneOrGoTheOtherWayAreRefused) {
 TEST(Arena, AFenceThatDoesNotStandThereIsNotWaitedFor) {
   const auto arena = MakeArena();
   EXPECT_EQ(arena->CheckFilled(0, 1).message(),
-            "run \"r\": arena of rank 3: window 0: announced as filled for the 1-th time, its fence "
-            "says 0");
+            "run \"r\": arena of rank 3: window 0: announced as filled for the 1-th time, its "
+            "fence says 0");
   EXPECT_EQ(arena->CheckFilled(0, 0).code(), absl::StatusCode::kFailedPrecondition);
   auto trainer = ArenaMemory::Map(Descriptor(dup(arena->descriptor())), arena->layout().bytes);
   ASSERT_TRUE(trainer.ok());
