@@ -35,12 +35,13 @@ class CheckpointDirectory {
     }
     return names;
   }
-  // Until there is one of that name.
-  void WaitFor(const std::string& name) const {
+  // Until there is one of that name, and at most `count` of them: older ones go after it has come.
+  void WaitFor(const std::string& name, std::size_t count = 100) const {
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     for (;;) {
       const auto names = Names();
-      if (std::find(names.begin(), names.end(), name) != names.end()) return;
+      const bool there = std::find(names.begin(), names.end(), name) != names.end();
+      if (there && names.size() <= count) return;
       MUOND_CHECK(absl::Now() < deadline, name + " did not come");
       absl::SleepFor(absl::Milliseconds(5));
     }

@@ -24,7 +24,7 @@ TEST_P(Checkpoints, EverySoManyStepsAndTheLastOnesStay) {
   TestRun run(cluster.channel(0), StorySpec());
   for (std::int64_t step = 0; step < 7; ++step) {
     StoryStep(run, step);
-    if (step % 2 == 1) directory_.WaitFor("ckpt-" + std::to_string(step + 1));
+    if (step % 2 == 1) directory_.WaitFor("ckpt-" + std::to_string(step + 1), 2);
   }
   EXPECT_THAT(directory_.Names(), ElementsAre("ckpt-6", "ckpt-4"));
   const std::string metrics = cluster.service(0).Metrics();

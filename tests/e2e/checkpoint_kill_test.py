@@ -2,7 +2,7 @@
 """Daemons die by kill -9 at random moments of a training, come back, restore the run together, and
 the training ends with the state of one that nothing ever happened to.
 
-usage: checkpoint_kill_test.py [--kills 6] [--seed 1] [--daemons 3]
+usage: checkpoint_kill_test.py [--kills 5] [--seed 1] [--daemons 3]
 
 Moments are seeded: between steps, within them, while a checkpoint is written, while a restore is
 under way. The long form (--kills 50) is recorded in docs/testing.md.
@@ -24,7 +24,7 @@ from muond_stubs import checkpoint as ck
 from muond_stubs import checkpoint_grpc, types
 from spread_trainer import SpreadTrainer
 
-OPTIONS = argparse.Namespace(kills=6, seed=1, daemons=3)
+OPTIONS = argparse.Namespace(kills=5, seed=1, daemons=3)
 SHAPES = {"a": [24, 16], "b": [16, 16], "c": [8, 32], "d": [12, 12], "norm": [16], "bias": [5]}
 JOIN_SECONDS = 90
 
