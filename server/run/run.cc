@@ -170,9 +170,8 @@ void Run::OpenMetrics() {
   }
   metrics_->SetParameters(groups);
   std::int64_t here = 0;
-  for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
-    const int parameter = static_cast<int>(i);
-    if (routing().parameters[i].state == parameter) here += registry_.ElementsHere(parameter);
+  for (int i = 0; i < std::ssize(routing().parameters); ++i) {
+    if (routing().parameters[i].state == i) here += registry_.ElementsHere(i);
   }
   metrics_->SetShardElements(here);
   observer_ = std::make_unique<StepObserver>(spec(), context_.observe, metrics_.get(),
