@@ -3,9 +3,7 @@
 
 usage: PYTHON tests/bench/torch_step.py [--model gpt2] [--pairs 10] [--bin build/release/bin]
 
-PYTHON is one that has torch >= 2.9, for example of a virtual environment:
-
-    python3 -m venv build/torch-venv && build/torch-venv/bin/pip install 'torch>=2.9' numpy
+PYTHON is one that has torch >= 2.9, as tests/torch/with_torch has.
 
 Both have the same shapes, fp32 parameters, gradients and state, the same number of threads, and
 random gradients in memory. They take turns of two steps, of which the second counts (the first one

@@ -20,7 +20,9 @@ from spread_trainer import SpreadTrainer
 
 GOLDEN = ROOT / "tests/golden/checkpoint_v1"
 CONVERT = ROOT / "client/tools/checkpoint_convert.py"
-TORCH = pathlib.Path(os.environ.get("MUOND_TORCH_PYTHON", ROOT / "build/torch-venv/bin/python"))
+# What tests/torch/with_torch installs.
+TORCH = pathlib.Path(os.environ.get(
+    "MUOND_TORCH_PYTHON", pathlib.Path.home() / ".cache/muond/torch-venv/bin/python"))
 VENV = pathlib.Path(os.environ.get("MUOND_SAFETENSORS_PYTHON",
                                    ROOT / "build/safetensors-venv/bin/python"))
 
