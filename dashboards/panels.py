@@ -17,7 +17,6 @@ class Panel:
     queries: tuple
     text: str  # the description: what a reader should look for
     bad: float = None  # the value from which on it is red
-    may_be_empty: str = ""  # why a healthy system may have no data here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +62,6 @@ def steps(matcher="%R", by=""):
     inner = per_run("sum without (outcome) (" + rate("muond_steps_total", matcher) + ")")
     return f"sum{by} ({inner})"
 
-
-NO_PEERS = "only daemons with peers ask others"
-NO_RUN_SKIPPED = "only where steps were skipped"
 
 OVERVIEW = Dashboard(
     "muond-overview", "muond: Overview", "Is training going on, and is it right?", (
@@ -185,8 +181,7 @@ HEALTH = Dashboard(
             Panel("Cosine, quantiles", "timeseries", "none",
                   quantiles("muond_momentum_grad_cosine", "%G", ", run, group", (.1, .5, .9)),
                   "No mean: cosines are negative, too, and rate() takes a sum that falls for a "
-                  "restart (muond_momentum_grad_cosine).",
-                  may_be_empty="a group without parameters has no cosines"),
+                  "restart (muond_momentum_grad_cosine)."),
             Panel("Stale tensors", "timeseries", "none",
                   (("sum by (run) (muond_momentum_stale_tensors%R)", "{{run}}"),),
                   "State tensors without a gradient for 100 applied steps or more "
@@ -216,8 +211,7 @@ HEALTH = Dashboard(
                   "Over tensors and steps; around 1e-3 is common (muond_update_rms_ratio)."),
             Panel("RMS(update) / RMS(weight), quantiles", "timeseries", "short",
                   quantiles("muond_update_rms_ratio", "%G", ", run, group"),
-                  "muond_update_rms_ratio.",
-                  may_be_empty="a group without parameters has no updates"),
+                  "muond_update_rms_ratio."),
             Panel("Parameters by algorithm", "table", "none",
                   ((f"sum by (run, algorithm) ({per_run('muond_parameters%G')})",
                     "{{run}} {{algorithm}}"),), "Tied ones once (muond_parameters)."),
@@ -270,8 +264,7 @@ DAEMONS = Dashboard(
                   (("muond_queue_depth%D", "{{instance}} {{queue}}"),), "muond_queue_depth."),
             Panel("Peers' answers", "timeseries", "s",
                   quantiles("muond_peer_rtt_seconds", "%D", ", instance"),
-                  "Time until another daemon answered a vote (muond_peer_rtt_seconds).",
-                  may_be_empty=NO_PEERS),
+                  "Time until another daemon answered a vote (muond_peer_rtt_seconds)."),
             Panel("Slices that steps wait for", "timeseries", "none",
                   (("muond_step_waiting_shards%R", "{{run}} {{instance}}"),),
                   "muond_step_waiting_shards."),
@@ -350,8 +343,7 @@ TRANSPORT = Dashboard(
         Row("Checkpoints", (
             Panel("Age of the last good checkpoint", "timeseries", "s",
                   (("time() - max by (run) (muond_checkpoint_last_success_timestamp_seconds%R > 0)",
-                    "{{run}}"),), "muond_checkpoint_last_success_timestamp_seconds.",
-                  may_be_empty="before the first checkpoint"),
+                    "{{run}}"),), "muond_checkpoint_last_success_timestamp_seconds."),
             Panel("Step of the last checkpoint", "timeseries", "none",
                   (("max by (run) (muond_checkpoint_last_step%R)", "{{run}} saved"),
                    ("max by (run) (muond_last_step%R)", "{{run}} now")),
@@ -362,8 +354,7 @@ TRANSPORT = Dashboard(
                     "{{run}} {{result}}"),), "muond_checkpoints_total."),
             Panel("Time to write one", "timeseries", "s",
                   quantiles("muond_checkpoint_duration_seconds", "%D", ""),
-                  "muond_checkpoint_duration_seconds.",
-                  may_be_empty="before the first checkpoint"),
+                  "muond_checkpoint_duration_seconds."),
             Panel("Size", "timeseries", "bytes",
                   (("max by (run) (muond_checkpoint_size_bytes%R)", "{{run}}"),),
                   "muond_checkpoint_size_bytes."),
