@@ -1,5 +1,7 @@
 #include "client/cli/doctor.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/format.h"
@@ -8,7 +10,7 @@ namespace muond::cli {
 namespace {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-// A container's default; an arena of gradients does not fit.
+// A container's default of 64 MiB is too little for what trainers keep there.
 constexpr std::int64_t kShmWanted = 1024 * kMiB;
 constexpr std::int64_t kMemlockWanted = 64 * kMiB;
 constexpr std::int64_t kOpenFilesWanted = 4096;
@@ -63,6 +65,44 @@ Finding Socket(const DoctorFacts& facts) {
             "join the socket's group, or ask as the daemon's user"};
   }
   return Pass("socket", "there, and this user may use it");
+}
+
+Finding Arena(const DoctorFacts& facts) {
+  if (!facts.socket) return Pass("arena", "asked for at unix sockets only");
+  if (!facts.arena_exists) {
+    return {"arena", Grade::kWarn, "the daemon hands no shared memory over; data goes by gRPC",
+            "set max-arena-bytes above 0; the daemon's log says what else is in the way"};
+  }
+  if (!facts.arena_usable) {
+    return {"arena", Grade::kWarn, "this user may not use the arena socket; data goes by gRPC",
+            "join the group of the socket that ends in .arena"};
+  }
+  return Pass("arena", "its socket is there, and this user may use it");
+}
+
+// Whoever renews certificates does so earlier: by then something is wrong with the renewal.
+absl::Duration WantedToBeLeft(const CertificateFacts& certificate) {
+  return std::min(absl::Hours(14 * 24), (certificate.not_after - certificate.not_before) / 10);
+}
+
+Finding Tls(const char* check, const std::optional<absl::StatusOr<CertificateFacts>>& files,
+            absl::Time now, const char* without) {
+  if (!files) return Pass(check, without);
+  if (absl::IsNotFound(files->status())) {
+    return {check, Grade::kWarn, std::string(files->status().message()),
+            "mend the path, or ask as a user who may read it"};
+  }
+  if (!files->ok()) {
+    return {check, Grade::kFail, std::string(files->status().message()),
+            "get a certificate that fits; programs look for new files every tls-refresh"};
+  }
+  const CertificateFacts& certificate = **files;
+  const absl::Duration left = certificate.not_after - now;
+  const std::string found = absl::StrFormat(
+      "\"%s\" is valid until %s", certificate.subject,
+      absl::FormatTime("%Y-%m-%d %H:%M UTC", certificate.not_after, absl::UTCTimeZone()));
+  if (left >= WantedToBeLeft(certificate)) return Pass(check, found);
+  return {check, Grade::kWarn, found, "renew it: connections made after that time fail"};
 }
 
 Finding Ports(const DoctorFacts& facts) {
@@ -129,7 +169,7 @@ Finding Memlock(const DoctorFacts& facts) {
 Finding Shm(const DoctorFacts& facts) {
   if (!facts.shm_bytes) {
     return {"/dev/shm", Grade::kWarn, "is not mounted",
-            "mount a tmpfs there: transfers through shared memory need it"};
+            "mount a tmpfs there: NCCL and data loaders of trainers need it"};
   }
   const std::string found = absl::StrFormat("%s, %s free", FormatBytes(*facts.shm_bytes),
                                             FormatBytes(facts.shm_free_bytes.value_or(0)));
@@ -165,10 +205,13 @@ const char* GradeName(Grade grade) {
 }
 
 std::vector<Finding> Judge(const DoctorFacts& facts) {
-  return {Daemon(facts),  Versions(facts), Socket(facts), Ports(facts),
-          Driver(facts),  Gpu(facts),      P2p(facts),    Memlock(facts),
-          Shm(facts),     OpenFiles(facts), Memory(facts), Clock(facts),
-          Pass("tls", "not used: unix sockets and plain TCP")};
+  return {Daemon(facts), Versions(facts), Socket(facts), Arena(facts), Ports(facts),
+          Driver(facts), Gpu(facts), P2p(facts), Memlock(facts), Shm(facts), OpenFiles(facts),
+          Memory(facts), Clock(facts),
+          Tls("tls", facts.tls, facts.now, "muonctl is given no certificate"),
+          Tls("daemon tls", facts.daemon_tls, facts.now,
+              facts.socket ? "the daemon is given no certificate"
+                           : "asked for at unix sockets only")};
 }
 
 }  // namespace muond::cli

@@ -7,6 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/tls.h"
+
 namespace muond::cli {
 
 enum class Grade : std::uint8_t { kPass, kWarn, kFail };
@@ -30,8 +34,12 @@ struct DoctorFacts {
   std::string unreachable_peer;             // the first of them
   bool socket = false;                      // the endpoint is a unix socket
   bool socket_exists = false, socket_usable = false;
+  bool arena_exists = false, arena_usable = false;  // the socket beside it that hands arenas over
   bool default_port_free = true, metrics_port_free = true;  // of 127.0.0.1:7070 and :9470
   std::optional<bool> metrics_answer;       // GET /healthz at the metrics port
+  // What CheckTlsFiles says of muonctl's files, and of the daemon's where it runs on this machine.
+  std::optional<absl::StatusOr<CertificateFacts>> tls, daemon_tls;  // empty: none are named
+  absl::Time now;  // when they were looked at
   // The machine.
   std::optional<std::string> driver;        // of NVIDIA's kernel module
   int gpus = 0;                             // device files

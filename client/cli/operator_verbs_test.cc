@@ -278,5 +278,37 @@ TEST(Doctor, JudgesEachFactAlone) {
   EXPECT_THAT(with([](auto& f) { f.clock_synchronized = false; }), ElementsAre("clock WARN"));
 }
 
+TEST(Doctor, WantsTheArenaSocketBesideTheUnixSocket) {
+  DoctorFacts facts = Healthy();
+  facts.socket = facts.socket_exists = facts.socket_usable = true;
+  EXPECT_THAT(Complaints(facts), testing::ElementsAre("arena WARN"));
+  facts.arena_exists = true;
+  EXPECT_THAT(Complaints(facts), testing::ElementsAre("arena WARN"));
+  facts.arena_usable = true;
+  EXPECT_THAT(Complaints(facts), testing::ElementsAre());
+}
+
+TEST(Doctor, JudgesCertificatesByTheirTimeAndFit) {
+  DoctorFacts facts = Healthy();
+  facts.now = absl::FromUnixSeconds(1'800'000'000);
+  // A certificate of so many hours, of which so many are left.
+  const auto with = [&](double hours, double left) {
+    const absl::Time end = facts.now + absl::Hours(left);
+    facts.tls = CertificateFacts{.subject = "CN=rank 3", .not_before = end - absl::Hours(hours),
+                                 .not_after = end};
+    return Complaints(facts);
+  };
+  const double year = 365 * 24;
+  EXPECT_THAT(with(year, 14.1 * 24), testing::ElementsAre());
+  EXPECT_THAT(with(year, 13.9 * 24), testing::ElementsAre("tls WARN"));
+  EXPECT_THAT(with(24, 2.5), testing::ElementsAre()) << "short-lived ones are renewed in time";
+  EXPECT_THAT(with(24, 2.3), testing::ElementsAre("tls WARN"));
+  facts.tls.reset();
+  facts.daemon_tls = absl::FailedPreconditionError("not the key of \"a.pem\"");
+  EXPECT_THAT(Complaints(facts), testing::ElementsAre("daemon tls FAIL"));
+  facts.daemon_tls = absl::NotFoundError("cannot read it");
+  EXPECT_THAT(Complaints(facts), testing::ElementsAre("daemon tls WARN"));
+}
+
 }  // namespace
 }  // namespace muond::cli

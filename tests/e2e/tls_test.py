@@ -3,6 +3,7 @@
 under a running daemon. The authority is made by deploy/tls/make-ca, as an operator would."""
 
 import contextlib
+import json
 import re
 import subprocess
 import unittest
@@ -190,6 +191,33 @@ class TlsTest(ProcessTest):
             self.start("--peers", ",".join(peers), directory=folder, listen=[address])
         done = self.bench(self.daemons[0], **self.files("trainer"))
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_doctor_judges_its_own_certificate_and_that_of_the_daemon_beside_it(self):
+        self.certificate("admin", "admin")
+        daemon = self.start()
+
+        def doctor(address, **files):
+            done = run_program("muonctl", "--endpoint", address, "--timeout", "2s", "-o", "json",
+                               "doctor", environment=files)
+            return {each["check"]: (each["grade"], each["found"])
+                    for each in json.loads(done.stdout)}
+
+        told = doctor(daemon.unix)
+        self.assertEqual([told[check][0] for check in ("tls", "daemon tls", "socket", "arena")],
+                         ["PASS"] * 4)
+        self.assertRegex(told["daemon tls"][1], '"CN=node,O=muond" is valid until 20')
+        told = doctor(daemon.tcp, **self.files("admin"))
+        self.assertRegex(told["tls"][1], '"CN=admin,O=muond" is valid until 20')
+        grade, found = doctor(daemon.unix, **{**self.files("admin"), "MUOND_TLS_KEY": str(
+            self.ca / "node.key")})["tls"]
+        self.assertEqual(grade, "FAIL")
+        self.assertIn("not the key of", found)
+        self.certificate("daemon", "node", "--host", "localhost", "--days", "-1")
+        grade, found = doctor(daemon.unix)["daemon tls"]
+        self.assertEqual(grade, "FAIL")
+        self.assertIn("valid from", found)
+        (self.ca / "node.key").unlink()
+        self.assertEqual(doctor(daemon.unix)["daemon tls"][0], "WARN")
 
     def test_probes_need_no_certificate_and_get_nothing_else(self):
         daemon = self.start("--health-address", "127.0.0.1:0")
