@@ -69,6 +69,7 @@ Finding Socket(const DoctorFacts& facts) {
 
 Finding Arena(const DoctorFacts& facts) {
   if (!facts.socket) return Pass("arena", "asked for at unix sockets only");
+  if (!facts.socket_exists) return Pass("arena", "not known without the socket");
   if (!facts.arena_exists) {
     return {"arena", Grade::kWarn, "the daemon hands no shared memory over; data goes by gRPC",
             "set max-arena-bytes above 0; the daemon's log says what else is in the way"};
