@@ -188,6 +188,14 @@ class DashboardsTest(ProcessTest):
                                          **{"match[]": substituted(match)})
             self.assertTrue(values, f"variable {name} has no values")
 
+    def check_nothing_fires(self):
+        """In a healthy run. Where the machine is too busy for a scrape to be answered within its
+        second, daemons look dead for a moment; a fault would go on firing."""
+        try:
+            wait_until(lambda: not self.prometheus.firing(), "silence", 30)
+        except AssertionError:
+            self.fail(f"fire in a healthy run: {self.prometheus.firing()}")
+
     def check_every_metric_is_scraped(self):
         """What the table declares is there, by the names that queries use."""
         names = set(self.prometheus.get("/api/v1/label/__name__/values"))
@@ -298,8 +306,8 @@ class DashboardsTest(ProcessTest):
         time.sleep(WINDOW + 2)
         self.assertIsNone(training.error)
         self.assertLess(training.losses[-1], training.losses[0] / 2, "it learns")
+        self.check_nothing_fires()
         end = time.time() - 1
-        self.assertEqual(self.prometheus.firing(), set(), "a healthy run fires nothing")
         self.assertEqual(self.prometheus.query(
             'sum(grpc_server_handled_total{grpc_code="Unimplemented"}) > 0'), [])
         self.check_queries(end)
