@@ -16,9 +16,10 @@ std::size_t Width(const std::string& text) {
 
 std::string CsvField(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
+  std::string quoted(1, '"');
+  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
+  quoted.push_back('"');
+  return quoted;
 }
 
 void TrimRight(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
@@ -44,9 +45,11 @@ std::string TextTable::Csv() const {
   const auto line = [](const auto& cells, const auto& text_of) {
     std::string text;
     for (std::size_t i = 0; i < cells.size(); ++i) {
-      text += (i > 0 ? "," : "") + CsvField(text_of(cells[i]));
+      if (i > 0) text.push_back(',');
+      text += CsvField(text_of(cells[i]));
     }
-    return text + "\n";
+    text.push_back('\n');
+    return text;
   };
   std::string text = line(names_, [](std::string name) {
     for (char& c : name) {

@@ -56,6 +56,7 @@ void Merge(const CommitDiagnostics& part, CommitDiagnostics& whole) {
   Merge(part.gradient_norms, whole.gradient_norms);
   whole.stale += part.stale;
   whole.sampled = whole.sampled || part.sampled;
+  if (whole.left_out.empty()) whole.left_out = part.left_out;
   whole.spans.insert(whole.spans.end(), part.spans.begin(), part.spans.end());
 }
 

@@ -49,6 +49,7 @@ struct CommitDiagnostics {
   RemarkableList residuals, update_ratios, gradient_norms;
   std::int64_t stale = 0;  // shards without a gradient for kStaleSteps applied steps or more
   bool sampled = false;
+  std::string left_out;  // why a sample is not whole: it never fails the commit; empty: it is
   std::vector<PhaseSpan> spans;
 };
 

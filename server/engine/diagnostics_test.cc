@@ -231,6 +231,41 @@ TEST_P(CommitDiagnosticsTest, CountsTensorsWithoutAGradientForAHundredSteps) {
   EXPECT_EQ(Step({Random(0), Random(1)}, false).stale, 0);
 }
 
+// A device that has no memory left for the sample's own products must not lose the step by it.
+TEST(SampledCommit, IsAppliedWhereTheSampleCanNotBeTaken) {
+  RunSpec spec{.name = "run", .groups = {{.name = "all"}}};
+  spec.parameters = {{.name = "w", .shape = Dims{8, 8}, .group = "all", .role = Role::kHidden}};
+  const Routing routing = *RouteParameters(spec);
+  const Tensor ones(64, 1.0f);
+  std::vector<Tensor> after;
+  for (const bool refuses : {false, true}) {
+    // The sample's rule takes any size for plausible.
+    const auto backend = testing::MakeDeviceLikeBackend(
+        kernels::MakeReferenceBackend(),
+        {.refuses = [=](const auto& rule) { return refuses && rule.residual_max > 1e20; }});
+    const auto engine = *Engine::Create(*backend, spec, routing, WholeRun(routing), 0, {});
+    const auto staged = [&] {
+      auto memory = *engine->AllocateStaging(64, Dtype::kF32);
+      std::memcpy(memory->data(), ones.data(), 64 * sizeof(float));
+      return memory;
+    };
+    ASSERT_TRUE(engine->WriteInitial(0, WholeBox({8, 8}), staged()->data(), Dtype::kF32).ok());
+    ASSERT_TRUE(engine->FinishInitial().ok());
+    const std::vector<ReduceRequest> request = {{0, {{staged(), Dtype::kF32}}, 1}};
+    ASSERT_TRUE(engine->Reduce(request).ok());
+    const auto report = engine->Commit({.muon = {{"all", spec.groups[0].muon}},
+                                        .adamw = {{"all", spec.groups[0].adamw}},
+                                        .sample = true});
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->diagnostics.left_out.empty(), !refuses) << report->diagnostics.left_out;
+    after.emplace_back(64);
+    ASSERT_TRUE(
+        engine->Read(0, WholeBox({8, 8}), 0, 64, Dtype::kF32, after.back().data()).ok());
+  }
+  EXPECT_EQ(after[0], after[1]);
+  EXPECT_NE(after[0], ones);
+}
+
 TEST(MomentumCosine, IsEmptyWhereNothingCanBeTold) {
   const double inf = std::numeric_limits<double>::infinity();
   const MomentumSums right{.a = .9, .b = .1, .before = 4, .gradient = 9, .after = .81 * 4 + .09};

@@ -62,7 +62,7 @@ class MuonCommit {
   absl::Status Orthogonalize(Batch& batch, const std::vector<std::size_t>& members);
   void Count(const Batch& batch, CommitReport& report) const;
   // Of a sampled commit, after OrthogonalizeAll: overwrites U.
-  absl::Status MeasureResiduals(const Batch& batch, CommitReport& report);
+  void MeasureResiduals(const Batch& batch, CommitReport& report);
   void NoteUpdate(const ShardState& state, double update_squares, CommitReport& report);
   absl::Status ApplyAll(const Batch& batch, CommitReport& report);
 

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "absl/strings/str_format.h"
-#include "proto/check.h"
 #include "server/engine/muon_commit.h"
 
 namespace muond {
@@ -22,7 +21,7 @@ kernels::NewtonSchulzRule Probe(double t) {
 
 // Matrices of one short side k share their calls, since t = k makes both terms of a healthy O
 // equally large: its singular values squared are about 1 / k of the sum.
-absl::Status MuonCommit::MeasureResiduals(const Batch& batch, CommitReport& report) {
+void MuonCommit::MeasureResiduals(const Batch& batch, CommitReport& report) {
   std::map<std::int64_t, std::vector<std::size_t>> by_k;
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const kernels::MatrixJob& job = batch.matrices[i];
@@ -41,7 +40,11 @@ absl::Status MuonCommit::MeasureResiduals(const Batch& batch, CommitReport& repo
     std::vector<kernels::NewtonSchulzResult> plus(jobs.size()), minus(jobs.size());
     kernels::Error error = engine_.backend_.NewtonSchulz(jobs, Probe(t), plus);
     if (!error) error = engine_.backend_.NewtonSchulz(jobs, Probe(-t), minus);
-    if (error) return absl::InternalError(absl::StrFormat("residuals: %s", error.message()));
+    if (error) {
+      // The update is made already; a device may have no memory left for this.
+      report.diagnostics.left_out = absl::StrFormat("residuals: %s", error.message());
+      return;
+    }
     for (std::size_t i = 0; i < members.size(); ++i) {
       const auto residual = Residual({.k = t,
                                       .t = t,
@@ -54,7 +57,6 @@ absl::Status MuonCommit::MeasureResiduals(const Batch& batch, CommitReport& repo
       Enter(report.diagnostics.residuals, *residual, state.parameter);
     }
   }
-  return absl::OkStatus();
 }
 
 // Before the weights' new scan replaces that of the old ones.

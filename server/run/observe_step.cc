@@ -69,6 +69,9 @@ void StepObserver::OnVerdict(absl::Time now) {
 void StepObserver::OnCommitted(const CommitReport& report) {
   const CommitDiagnostics& diagnostics = report.diagnostics;
   Publish(diagnostics);
+  if (!diagnostics.left_out.empty()) {
+    spdlog::warn("run \"{}\": diagnostics left out: {}", spec_.name, diagnostics.left_out);
+  }
   const std::pair<StepPhase, double> phases[] = {
       {StepPhase::kMomentum, report.momentum_seconds},
       {StepPhase::kNewtonSchulz, report.newton_schulz_seconds},

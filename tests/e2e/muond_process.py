@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_SECONDS = 60
 STOP_SECONDS = 60
 # The line of the log; a warning about plain TCP has quotes.
-LISTENING = r'listening on ([^\s"]+)\n'
+LISTENING = r'listening on ([^\s"]+)[\n"]'
 
 
 def program(name):

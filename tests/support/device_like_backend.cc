@@ -170,6 +170,7 @@ class DeviceLikeBackend final : public kernels::Backend {
   Error NewtonSchulz(std::span<const kernels::MatrixJob> jobs,
                      const kernels::NewtonSchulzRule& rule,
                      std::span<kernels::NewtonSchulzResult> results) override {
+    if (options_.refuses && options_.refuses(rule)) return Error("no scratch left");
     std::vector<kernels::MatrixJob> inner(jobs.begin(), jobs.end());
     std::vector<std::vector<float>> u(jobs.size()), o(jobs.size());
     for (std::size_t i = 0; i < jobs.size(); ++i) {

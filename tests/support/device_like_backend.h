@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "kernels/backend.h"
@@ -17,6 +18,8 @@ struct DeviceLikeOptions {
   // With kF32 every result has the bits of the backend behind; with kF16 U and O are rounded.
   kernels::Dtype iterate = kernels::Dtype::kF32;
   std::size_t memory_bytes = std::size_t{1} << 40;  // that Allocate can give in all
+  // Newton-Schulz fails for rules of which this says so, as a device without scratch left does.
+  std::function<bool(const kernels::NewtonSchulzRule&)> refuses;
 };
 
 std::unique_ptr<kernels::Backend> MakeDeviceLikeBackend(std::unique_ptr<kernels::Backend> behind,
