@@ -13,6 +13,7 @@
 #include "server/checkpoint/layout.h"
 #include "server/checkpoint/part.h"
 #include "server/cluster/ask_checkpoint.h"
+#include "server/cluster/hello.h"
 #include "server/run/checkpoint_message.h"
 #include "spdlog/spdlog.h"
 
@@ -24,6 +25,9 @@ constexpr absl::Duration kDefaultWait = absl::Seconds(60);
 // Of one call to another daemon: a part may be many gigabytes on a slow disk.
 constexpr absl::Duration kPartTimeout = absl::Minutes(30);
 constexpr int kTries = 5;
+// Of a stopped run: between looks at its step, and how long a vote that was cast may be on its way.
+constexpr absl::Duration kPoll = absl::Milliseconds(10);
+constexpr absl::Duration kVoteTravels = absl::Seconds(1);
 
 absl::Duration WaitOf(std::int64_t wait_ms) {
   return wait_ms > 0 ? absl::Milliseconds(wait_ms) : kDefaultWait;
@@ -53,6 +57,30 @@ absl::Status Worst(const std::vector<absl::StatusOr<v1::SavePartReply>>& replies
     if (worst.ok() || absl::IsFailedPrecondition(reply.status())) worst = reply.status();
   }
   return worst;
+}
+
+bool HasVoted(const std::vector<CastVote>& votes, int daemon) {
+  return std::any_of(votes.begin(), votes.end(),
+                     [daemon](const CastVote& cast) { return cast.daemon == daemon; });
+}
+
+// The run is stopped. Until the step that this daemon has voted on is over: the others may apply
+// it, and the state before it is then none of theirs. Not for ever: a daemon that was stopped
+// before it voted never will.
+void AwaitVerdict(Peers& peers, const Run& run, absl::Time deadline) {
+  absl::Time withheld = absl::InfiniteFuture();  // since when such a daemon is known
+  while (absl::Now() < deadline && absl::Now() - withheld < kVoteTravels) {
+    const auto votes = run.VotesOf(run.Position().next_step);
+    if (!HasVoted(votes, peers.self())) return;
+    bool seen = false;
+    for (const HelloAnswer& answer :
+         AskHello(peers, run.name(), run.PlanName(), absl::Seconds(1))) {
+      seen = seen || (answer.status.ok() && answer.position.state == v1::RUN_STATE_DRAINING &&
+                      !HasVoted(votes, answer.daemon));
+    }
+    withheld = seen ? std::min(withheld, absl::Now()) : absl::InfiniteFuture();
+    absl::SleepFor(kPoll);
+  }
 }
 
 }  // namespace
@@ -305,6 +333,7 @@ void Checkpointer::SavePart(
 
 void Checkpointer::SaveAll(absl::Duration patience) {
   for (const auto& run : runs_->All()) {
+    if (peers_->count() > 1) AwaitVerdict(*peers_, *run, absl::Now() + patience);
     const RunPosition position = run->Position();
     if (position.next_step == 0 || position.state == RunState::kNeedsRestore ||
         position.state == RunState::kFailed) {

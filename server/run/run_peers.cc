@@ -91,8 +91,8 @@ absl::Status Run::OnVotes(const std::vector<CastVote>& votes) {
   After after;
   absl::Status first;
   {
+    // Also when stopped: a step that this daemon has voted on is ended by the others' votes.
     std::lock_guard lock(mutex_);
-    if (!stopped_.ok()) return stopped_;
     if (machine_ == nullptr || !running_) {
       return absl::UnavailableError(absl::StrFormat("run \"%s\": opening", name()));
     }

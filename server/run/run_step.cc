@@ -31,6 +31,8 @@ RunMetrics::ScaleMove MoveOf(ScaleChange change) {
 }  // namespace
 
 absl::Status Run::NotRunning(std::int64_t rank) const {
+  // Of a daemon that has just come back: this rank must register, instead of waiting for itself.
+  MUOND_RETURN_IF_ERROR(CheckJoined(rank));
   if (machine_ == nullptr) {
     return absl::UnavailableError(
         absl::StrFormat("run \"%s\": opening: waiting for ranks [%s] to register", name(),

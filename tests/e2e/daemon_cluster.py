@@ -35,10 +35,12 @@ class DaemonCluster:
     from other daemons, goes through `proxy[daemon]`."""
 
     def __init__(self, test, daemons=3, *, flags=(), flags_of=None, proxies=False,
-                 peers=None, addresses=None, listen="{}", prefixes=None, wait=True):
+                 peers=None, addresses=None, listen="{}", prefixes=None, wait=True,
+                 grace_seconds=1):
         self.test = test
         self.pids = {}
         self.flags = tuple(flags)
+        self.grace_seconds = grace_seconds  # of SIGTERM
         self.flags_of = flags_of or {}
         self.listen_as = listen  # "{}" is the address
         self.listen = addresses or [own_address() for _ in range(daemons)]
@@ -70,7 +72,8 @@ class DaemonCluster:
                 flags += ["--advertise", self.names[index]]
         daemon = Daemon(*flags, directory=self.test.directory,
                         listen=[self.listen_as.format(self.listen[index])],
-                        prefix=self.prefixes[index], metrics="none", wait=False)
+                        prefix=self.prefixes[index], metrics="none", wait=False,
+                        grace_seconds=self.grace_seconds)
         self.test.daemons.append(daemon)
         self.test.addCleanup(self._end, daemon)
         self.daemons[index] = daemon
