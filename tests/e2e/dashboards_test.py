@@ -267,7 +267,7 @@ class DashboardsTest(ProcessTest):
         """After its first checkpoint, a file is where the run's directory was. (Permissions would
         not keep root out.)"""
         folder = self.saved_alone / run
-        wait_until(lambda: list(folder.glob("*/manifest.json")), f"a checkpoint of {run}")
+        wait_until(lambda: f'run "{run}": saved ckpt' in self.alone.log(), f"a checkpoint of {run}")
         folder.rename(self.saved_alone / "gone")
         folder.touch()
 

@@ -1,6 +1,7 @@
 """Trainer ranks as real processes (tests/e2e/trainer): each tells of its calls and waits for a word
 before each phase of a step, so that a test knows exactly where it stands when something happens."""
 
+import contextlib
 import json
 import os
 import signal
@@ -130,7 +131,8 @@ class Trainer:
     def _end(self):
         self.process.wait(WAIT_SECONDS)
         self.reader.join(WAIT_SECONDS)
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what it was told when it died
+            self.process.stdin.close()
         self.process.stdout.close()
 
     def restart(self):
