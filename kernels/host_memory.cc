@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kAddressable = std::size_t{1} << 47;  // by a process of today's processors
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // From here on a partly used last huge page is less than an eighth of the whole.
 constexpr std::size_t kHugePageBytes = 8 * kHugePage;
@@ -64,7 +65,7 @@ void* Map(std::size_t bytes) {
 }  // namespace
 
 void* AllocateHost(std::size_t bytes) {
-  if (bytes > std::numeric_limits<std::size_t>::max() / 2) return nullptr;
+  if (bytes > kAddressable) return nullptr;
   if (bytes >= kMappedBytes) return Map(bytes);
   // aligned_alloc wants a multiple of the alignment.
   const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
