@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "client/cpp/arena.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/cancel.h"
 #include "grpcpp/client_context.h"
 #include "proto/convert.h"
@@ -49,7 +50,7 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
 
   bool ended() {
     std::lock_guard lock(mutex_);
-    return broken_ || done_;
+    return broken_ || ending_ || done_;
   }
 
   // No more messages; returns the daemon's answer.
@@ -71,7 +72,13 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
     broken_ = broken_ || !ok;
     changed_.notify_all();
   }
-  void OnReadInitialMetadataDone(bool) override {}
+  // The daemon sends them with its answer, so there is one. OnDone would not tell before the hold is
+  // given back, nor a write as long as none is made.
+  void OnReadInitialMetadataDone(bool) override {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
   void OnDone(const grpc::Status& status) override {
     // Under the lock to the end: whoever waits destroys this right after.
     std::lock_guard lock(mutex_);
@@ -84,7 +91,7 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
   std::mutex mutex_;
   std::condition_variable changed_;
   Message message_;
-  bool writing_ = false, broken_ = false, done_ = false;
+  bool writing_ = false, broken_ = false, ending_ = false, done_ = false;
   grpc::Status status_;
 };
 
@@ -92,8 +99,8 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
 template <typename Message>
 class Filler {
  public:
-  Filler(const PushJob& job, const Message& head, Stream<Message>& stream)
-      : job_(job), arena_(*job.arena), stream_(stream), message_(head) {}
+  Filler(const PushJob& job, const Message& head, absl::Time deadline, Stream<Message>& stream)
+      : job_(job), arena_(*job.arena), deadline_(deadline), stream_(stream), message_(head) {}
 
   // False: the stream has ended.
   bool Put(const SlicePart& part) {
@@ -104,6 +111,7 @@ class Filler {
       const std::int64_t end = range.first + range.count;
       for (std::int64_t at = range.first; at < end;) {
         const std::int64_t room = Room();
+        if (room < 0) return false;
         if (room < std::min(most, end - at) * size ||
             message_.fill().chunks_size() == kRegionsMax) {
           if (!Send()) return false;
@@ -121,10 +129,10 @@ class Filler {
   bool End() { return first_ || message_.has_fill() ? Send() : true; }
 
  private:
-  // Of the window in hand, once the daemon has drained it.
+  // Of the window in hand, once the daemon has drained it; negative: it never will.
   std::int64_t Room() {
     if (!ready_) {
-      if (!WaitDrained()) return 0;
+      if (!WaitDrained()) return -1;
       ready_ = true;
       used_ = 0;
     }
@@ -139,7 +147,7 @@ class Filler {
     for (;;) {
       const std::uint64_t drained = memory.Get(w.place.drained());
       if (drained >= static_cast<std::uint64_t>(w.sequence)) return true;
-      if (stream_.ended()) return false;
+      if (stream_.ended() || absl::Now() >= deadline_) return false;
       memory.WaitWhile(w.place.drained(), drained, kLook);
     }
   }
@@ -184,6 +192,7 @@ class Filler {
 
   const PushJob& job_;
   ArenaLink& arena_;
+  const absl::Time deadline_;
   Stream<Message>& stream_;
   Message message_;  // being put together
   bool first_ = true;
@@ -198,11 +207,12 @@ CallResult Send(const PushJob& job, const Message& head, absl::Time deadline, Pr
   const auto stub = v1::Optimizer::NewStub(job.channel);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
+  const CallScope::Call scoped(context);
   const CancelScope scope(job.canceller, job.epoch, &context);
   Stream<Message> stream;
   prepare(*stub->async(), &context, &stream);
   stream.Begin();
-  Filler<Message> filler(job, head, stream);
+  Filler<Message> filler(job, head, deadline, stream);
   const bool sent = std::all_of(job.parts.begin(), job.parts.end(),
                                 [&](const SlicePart& part) { return filler.Put(part); });
   if (sent) filler.End();
