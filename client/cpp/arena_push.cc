@@ -72,8 +72,8 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
     broken_ = broken_ || !ok;
     changed_.notify_all();
   }
-  // The daemon sends them with its answer, so there is one. OnDone would not tell before the hold is
-  // given back, nor a write as long as none is made.
+  // The daemon sends them with its answer, so there is one. OnDone would not tell before the hold
+  // is given back, nor a write as long as none is made.
   void OnReadInitialMetadataDone(bool) override {
     std::lock_guard lock(mutex_);
     ending_ = true;
