@@ -103,7 +103,8 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
         free_.erase(free_.begin());
         read = reading_ = true;
       }
-      if (plan_ != nullptr && plan_->done() && !reading_ && !ready_) told_all_ = true;
+      // While a window is read into, the plan is that reader's.
+      if (plan_ != nullptr && !reading_ && !ready_ && plan_->done()) told_all_ = true;
       end = !writing_ && !reading_ && !ended_ && (!status_.ok() || told_all_);
       ended_ = ended_ || end;
       if (ended_) hear = false;
