@@ -273,7 +273,8 @@ class DashboardsTest(ProcessTest):
 
     def begin_without_it(self, training):
         """The trainer's call was refused at any point of a step; now one is in flight for sure."""
-        wait_until(lambda: training.error, "the end of a run whose daemon is gone")
+        # Whatever call it was in: the longest wait is that of a Finish (--step-deadline).
+        wait_until(lambda: training.error, "the end of a run whose daemon is gone", 150)
         stub, run = training.trainer.stubs[0], training.trainer.run_id()
         position = stub.Status(pb.StatusRequest(run=run.run), timeout=20).runs[0].position
         stub.Begin(pb.BeginRequest(id=run, rank=0, step=position.next_step,
