@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "client/cpp/call_scope.h"
 #include "proto/check.h"
 
 namespace muond::client {
@@ -97,7 +98,7 @@ void Connection::Pause(absl::Duration duration) {
       channel->WaitForConnected(absl::ToChronoTime(end));
     }
   }
-  absl::SleepFor(end - absl::Now());
+  CallScope::Sleep(end - absl::Now());
 }
 
 std::string Connection::arena_socket() const {

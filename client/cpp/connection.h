@@ -43,10 +43,12 @@ class Connection {
                                                           const ChannelSecurity& security = {});
 
   v1::Optimizer::Stub& control() { return *control_; }
-  // For the streams of chunks, which are written and read as raw buffers (wire.h).
+  // For the streams of chunks, which are written and read as raw buffers
+  // (proto/chunk_message.h).
   const std::shared_ptr<grpc::Channel>& bulk() const { return bulk_; }
-  // Sleeps, and lets a connection that broke come back meanwhile: between calls nobody else in this
-  // process looks after its sockets, and gRPC itself does so every five seconds only.
+  // Sleeps, at most until the CallScope is given up, and lets a connection that broke come back
+  // meanwhile: between calls nobody else in this process looks after its sockets, and gRPC itself
+  // does so every five seconds only.
   void Pause(absl::Duration duration);
   // The data path to this daemon, as Register chose it.
   struct Path {
