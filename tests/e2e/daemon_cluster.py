@@ -36,7 +36,7 @@ class DaemonCluster:
 
     def __init__(self, test, daemons=3, *, flags=(), flags_of=None, proxies=False,
                  peers=None, addresses=None, listen="{}", prefixes=None, wait=True,
-                 grace_seconds=1):
+                 grace_seconds=1, environments=None):
         self.test = test
         self.pids = {}
         self.flags = tuple(flags)
@@ -45,6 +45,7 @@ class DaemonCluster:
         self.listen_as = listen  # "{}" is the address
         self.listen = addresses or [own_address() for _ in range(daemons)]
         self.prefixes = prefixes or [()] * daemons
+        self.environments = environments or [None] * daemons
         self.names = [own_address() for _ in range(daemons)] if proxies else self.listen
         self.peers = ",".join(self.names) if peers is None else peers
         self.proxy = []
@@ -73,6 +74,7 @@ class DaemonCluster:
         daemon = Daemon(*flags, directory=self.test.directory,
                         listen=[self.listen_as.format(self.listen[index])],
                         prefix=self.prefixes[index], metrics="none", wait=False,
+                        environment=self.environments[index],
                         grace_seconds=self.grace_seconds)
         self.test.daemons.append(daemon)
         self.test.addCleanup(self._end, daemon)
@@ -116,14 +118,16 @@ class DaemonCluster:
         for name, value in options.items():
             flag = "--" + name.replace("_", "-")
             arguments += [flag] if value is True else [flag, str(value)]
-        ranks = []
-        for rank in range(count):
-            trainer = Trainer(rank, run, self.test.directory, arguments, self.pids,
-                              prefixes[rank] if prefixes else ())
-            self.test.addCleanup(trainer.close)
-            ranks.append(trainer)
+        ranks = [self.start_rank(rank, run, arguments, prefixes[rank] if prefixes else ())
+                 for rank in range(count)]
         self.trainers += ranks
         return ranks
+
+    def start_rank(self, rank, run, arguments, prefix=()):
+        """One of them, with the program's arguments as they are."""
+        trainer = Trainer(rank, run, self.test.directory, arguments, self.pids, prefix)
+        self.test.addCleanup(trainer.close)
+        return trainer
 
     def ask(self, index, method, request, seconds=30):
         """One call of the optimizer service of a daemon, past its proxy."""
@@ -131,8 +135,8 @@ class DaemonCluster:
                                    [("grpc.use_local_subchannel_pool", 1)]) as channel:
             return getattr(optimizer_grpc.OptimizerStub(channel), method)(request, timeout=seconds)
 
-    def status(self, run="run", index=0):
-        return self.ask(index, "Status", optimizer.StatusRequest(run=run)).runs[0]
+    def status(self, run="run", index=0, seconds=30):
+        return self.ask(index, "Status", optimizer.StatusRequest(run=run), seconds).runs[0]
 
     def digest(self, run="run", index=0):
         return self.ask(index, "Digest", optimizer.DigestRequest(run=run)).tensor_digest

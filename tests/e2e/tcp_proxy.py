@@ -64,6 +64,24 @@ class Hold:
         self.released.set()
 
 
+class Flip:
+    """One byte of the matching connections, after `after` others, arrives as another."""
+
+    def __init__(self, who, direction, after):
+        self.who, self.direction, self.left = who, direction, after
+        self.done = False
+
+    def spoil(self, data):
+        """Of what goes by: `data`, perhaps with the byte in it changed."""
+        if self.done or len(data) <= self.left:
+            self.left -= len(data)
+            return data
+        spoiled = bytearray(data)
+        spoiled[self.left] ^= 0x55
+        self.done = True
+        return bytes(spoiled)
+
+
 class _Link:
     """One connection: two sockets, two pumps."""
 
@@ -92,6 +110,9 @@ class _Link:
             while data := await reader.read(PIECE):
                 if self.proxy.delay:
                     await asyncio.sleep(self.proxy.delay)
+                flip = self.proxy.flip
+                if flip is not None and flip.direction == direction and flip.who == self.who:
+                    data = flip.spoil(data)
                 hold = self._hold(direction)
                 if hold is not None and len(data) > hold.left:
                     writer.write(data[:hold.left])
@@ -133,6 +154,7 @@ class Proxy:
         self.pids = pids  # {name: pid}, read when a connection comes
         self.holds, self.links = set(), set()
         self.delay = 0.0  # seconds, of every piece
+        self.flip = None  # a Flip
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
