@@ -15,6 +15,7 @@ from muond.torch import report, routing
 from muond.torch.amp import Scaling, ScalerWatch
 from muond.torch.early import EarlyPush
 from muond.torch.options import check_flags, check_values, parse_options
+from muond.torch.rewind import Rewinding
 
 logger = logging.getLogger("muond")
 
@@ -22,7 +23,7 @@ _ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 _opened = weakref.WeakSet()
 
 
-class Muon(Scaling, torch.optim.Optimizer):
+class Muon(Scaling, Rewinding, torch.optim.Optimizer):
     """Muon for the hidden matrices, AdamW for the rest, both by the service.
 
     In place of torch.optim.Muon and torch.optim.AdamW; it takes all parameters:
@@ -49,9 +50,14 @@ class Muon(Scaling, torch.optim.Optimizer):
     `gradients`: of plain tensors on several ranks: "reduced", they are the same on all (DDP), or
     "local", and the service averages them.
     `async_push`: push while backward still runs. `max_grad_norm`, `clip_policy`: the service's
-    clipping, off by default. `on_lost_state`: "raise" or "fresh". Times in seconds.
+    clipping, off by default. `transport`: the data path, "auto" or one by name.
+    `recovery_timeout`: how long daemons that went away may take to come back with the run's state;
+    `on_rollback`: "raise" RolledBack where that is an older one, or "continue" from it (rewind.py).
+    `on_lost_state`: what becomes of a loaded state that the service has not: "raise", "restore" its
+    checkpoint, or "fresh". `checkpoint_dir`, `checkpoint_every_steps`: of a `local` service.
 
-    Errors: muond.errors. After one, step() may be called again: a step is never taken twice.
+    Times in seconds. Errors: muond.errors. After one, step() may be called again: a step is never
+    taken twice.
     """
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True,
@@ -85,6 +91,7 @@ class Muon(Scaling, torch.optim.Optimizer):
         self._binding, self._expected, self._early, self._ended = None, None, None, None
         self._session_name = self._options["session"]
         self._watch = ScalerWatch(self, self._report_skip)
+        self._reset_rewinding()
         self.last_outcome = None
 
     def _check_active(self):
@@ -211,15 +218,11 @@ class Muon(Scaling, torch.optim.Optimizer):
             # The last call's step was taken, its parameters did not arrive: this call ends it.
             logger.warning('run "%s": step %d was taken before; getting its parameters',
                            binding.run, binding.unpulled - 1)
-            binding.pull(binding.unpulled)
+            self._conclude(self._due, binding.resume)
             return loss
         binding.check_unchanged(self.param_groups)
         present = binding.present()
-        outcome = self.last_outcome = self._take(binding, present)
-        if outcome.applied:
-            for entry, _ in present:
-                self.state[entry.parameter]["step"] += 1
-            binding.pull(outcome.version)
+        self._consume(lambda: self._take(binding, present), [entry.parameter for entry, _ in present])
         return loss
 
     def _take(self, binding, present):
