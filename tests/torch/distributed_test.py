@@ -69,9 +69,9 @@ class Distributed(TorchTest):
         self.check("fsdp", 3, ["[4, 8]", "[1, 8]", "[6, 8]"], endpoint=daemon.unix)
 
     def go_through_a_death(self, way, ranks):
-        """A daemon is killed while the ranks train, and comes back with an older state: all ranks
-        go back together, though only some may have noticed at the same step."""
-        steps, pause = 9, 0.15
+        """A daemon is killed between one rank's pull and another's, and comes back with an older
+        state: the one goes back before it takes the next step with the other's gradients."""
+        steps, pause = 9, 0.3
         with tempfile.TemporaryDirectory(prefix="muond-torch-", dir="/tmp") as folder:
             flags = ["--checkpoint-dir", folder, "--checkpoint-every-steps", "3"]
             daemon = self.daemon(*flags)

@@ -43,8 +43,10 @@ def local(tensor):
 
 
 def local_gradient(parameter):
-    """The gradient's elements that belong to the parameter's, None when there is none."""
-    gradient = parameter.grad
+    """The gradient's elements that belong to the parameter's, None when there is none. One that
+    lies elsewhere, or has another dtype, is the parameter's `muond_grad`."""
+    gradient = getattr(parameter, "muond_grad", None)
+    gradient = parameter.grad if gradient is None else gradient
     if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
         return gradient
     if gradient.placements != parameter.placements:
