@@ -168,7 +168,7 @@ void PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool mas
       }
     }
   }
-  if (path.link == nullptr) return;
+  if (path.link == nullptr) return;  // the caller adds the lease
   pull->set_arena(path.link->handle());
   pull->set_window(path.link->incoming().index);
   pull->set_sequence(++path.link->incoming().sequence);

@@ -21,7 +21,7 @@ namespace muond::client {
 struct ExchangePath {
   std::shared_ptr<GpuLink> link;     // null: pointers
   std::shared_ptr<GpuDriver> driver;  // may be null where buffers are the host's
-  int device = -1;                    // where links lie; buffers' kind that the path takes
+  int device = -1;         // where links lie; buffers' kind that the path takes
 
   // Whether what lies at `place` goes this way: a GPU's where the trainer has one, else the host's.
   bool Takes(const GpuPlace& place) const { return place.on_gpu() == (device >= 0); }

@@ -13,6 +13,7 @@
 #include "client/cpp/slice_table.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "proto/pointer_lease.h"
 
 namespace muond::client {
 
@@ -183,6 +184,12 @@ CallResult Session::CallExchange(int daemon, const std::string& action, absl::Du
       made = true;
     }
     if (request.has_finish()) request.mutable_finish()->set_wait_ms(WaitMs(attempt.deadline));
+    // Of pointers; it ends with the attempt, when the daemon has let go of them.
+    const PointerLease lease;
+    if (link == nullptr) {
+      if (request.has_fill()) request.mutable_fill()->set_sequence(lease.number());
+      if (request.has_pull()) request.mutable_pull()->set_sequence(lease.number());
+    }
     return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Exchange, request, reply,
                     attempt);
   });

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "proto/pointer_lease.h"
 #include "server/rpc/transport_choice.h"
 #include "server/transport/gpu_arena.h"
 
@@ -37,10 +38,11 @@ class ArenaWindows final : public ExchangeWindows {
   const std::shared_ptr<Arena> arena_;
 };
 
-// The trainer is in this process and waits for the answer: its buffers stay where they are.
+// The trainer is in this process.
 class PointerWindows final : public ExchangeWindows {
  public:
-  explicit PointerWindows(const RpcContext& rpc) : rpc_(rpc) {}
+  PointerWindows(const RpcContext& rpc, std::shared_ptr<void> lease)
+      : rpc_(rpc), lease_(std::move(lease)) {}
 
   TransportPath path() const override { return TransportPath::kPointer; }
   kernels::DeviceMemory& MemoryOf(const std::byte* region) override {
@@ -62,10 +64,11 @@ class PointerWindows final : public ExchangeWindows {
   }
   void Release(const v1::ArenaFill&) override {}
   absl::Status Deliver(const v1::ExchangePull&) override { return absl::OkStatus(); }
-  std::shared_ptr<void> keepalive() const override { return nullptr; }
+  std::shared_ptr<void> keepalive() const override { return lease_; }
 
  private:
   const RpcContext& rpc_;
+  const std::shared_ptr<void> lease_;  // the buffers stay where they are for as long as this
 };
 
 }  // namespace
@@ -73,12 +76,16 @@ class PointerWindows final : public ExchangeWindows {
 absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& rpc,
                                                              const std::string& peer,
                                                              const std::string& handle,
+                                                             std::int64_t lease,
                                                              const std::string& run,
                                                              std::int64_t rank) {
   if (handle.empty()) {
-    if (IsInProcess(peer)) return std::make_unique<PointerWindows>(rpc);
+    std::shared_ptr<void> held = IsInProcess(peer) ? PointerLease::Hold(lease) : nullptr;
+    if (held != nullptr) return std::make_unique<PointerWindows>(rpc, std::move(held));
     return absl::PermissionDeniedError(absl::StrFormat(
-        "run \"%s\": exchange of rank %d: pointers mean nothing from another process", run, rank));
+        "run \"%s\": exchange of rank %d: pointers mean nothing from another process, or when their "
+        "call has ended",
+        run, rank));
   }
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, rpc.arenas->Find(handle, {run, rank}));
   if (arena->gpu() != nullptr) return std::make_unique<ArenaWindows>(std::move(arena));
