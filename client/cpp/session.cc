@@ -33,10 +33,12 @@ absl::Status CheckOptions(const SessionOptions& options) {
   MUOND_RETURN_IF_ERROR(check_timeout("call_timeout", options.call_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("step_timeout", options.step_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("bulk_timeout", options.bulk_timeout));
-  if (options.transport != "auto" && options.transport != "grpc" && options.transport != "arena") {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("session options: transport \"%s\": expected auto, grpc or arena",
-                        options.transport));
+  constexpr const char* kTransports[] = {"auto", "grpc", "arena", "cuda-ipc", "nccl", "pointer"};
+  if (std::find(std::begin(kTransports), std::end(kTransports), options.transport) ==
+      std::end(kTransports)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "session options: transport \"%s\": expected auto, grpc, arena, cuda-ipc, nccl or pointer",
+        options.transport));
   }
   constexpr std::int64_t kMin = 1024;
   constexpr std::int64_t kMax = std::int64_t{1} << 30;  // far below protobuf's 2 GiB
@@ -75,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std:
   session->slices_ = slices;
   session->rank_ = rank;
   session->table_ = std::make_unique<SliceTable>(session->spec_, rank, session->slices_);
+  MUOND_RETURN_IF_ERROR(session->SetUpGpu());
   MUOND_RETURN_IF_ERROR(session->Rejoin());
   return session;
 }
@@ -89,8 +92,7 @@ CallResult Session::RegisterWith(int daemon, v1::RegisterReply* reply) {
   SlicesToProto(slices_, request.mutable_slices());
   request.set_client(kClientName);
   if (options_.transport != "auto") request.set_transport(options_.transport);
-  request.add_transports("arena");
-  request.set_boot_id(BootId());
+  OfferPaths(&request);
   CallResult result = CallWithRetries(
       Plan(daemon, "register", options_.call_timeout), [&](const Attempt& attempt) {
         return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Register, request,
@@ -111,7 +113,8 @@ absl::Status Session::Rejoin() {
       /*but_home=*/true);
   MUOND_RETURN_IF_ERROR(others.status);
   replies[daemons_->home()] = std::move(first);
-  return Adopt(replies);
+  MUOND_RETURN_IF_ERROR(Adopt(replies));
+  return AttachGpus();
 }
 
 // FAILED_PRECONDITION unless all daemons see the same run on the same daemons.

@@ -8,6 +8,9 @@
 //     session->Pull(outcome->version, parameters);
 //   }
 //
+// Gradients and parameters may lie in the memory of a GPU: SessionOptions::gpu, SliceSource::place
+// and SliceSink::place (client/cpp/gpu.h).
+//
 // Every call has a deadline and may be repeated: the service applies a step once however often it
 // is finished. UNAVAILABLE, ABORTED streams and DATA_LOSS are retried here within the deadline
 // (retry.h); what is returned needs the caller: see each method. Pushes only read the caller's
@@ -17,6 +20,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cpp/gpu.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "proto/tls.h"
 #include "proto/values.h"
@@ -41,11 +46,15 @@ class Canceller;
 class Connection;
 class Daemons;
 class ArenaLink;
+class GpuLayout;
+class GpuLink;
 class OwnerTable;
 class PushQueue;
 class SliceTable;
 struct CallResult;
+struct ExchangePath;
 struct RetryPlan;
+struct SinkPart;
 struct SlicePart;
 
 struct SessionOptions {
@@ -61,17 +70,27 @@ struct SessionOptions {
   absl::Duration step_timeout = absl::Seconds(120);   // of Finish: waiting for the other ranks
   absl::Duration bulk_timeout = absl::Seconds(300);   // of one Initialize, Push or Pull stream
   std::int64_t chunk_bytes = std::int64_t{1} << 20;   // payload of one message
-  // How gradients and parameters go: "auto" takes the best path that the daemon offers, "grpc" and
-  // "arena" (memory shared with a daemon on this host) are taken or refused.
+  // How gradients and parameters go: "auto" takes the best path that the daemon offers; "grpc",
+  // "arena" (memory shared with a daemon on this host), "cuda-ipc" (likewise, of a GPU), "nccl"
+  // (from GPU to GPU) and "pointer" (a daemon in this process) are taken or refused.
   std::string transport = "auto";
   std::int64_t arena_window_bytes = std::int64_t{4} << 20;  // a multiple of 4096
   std::int64_t arena_windows = 2;  // in each direction: one is filled while the other is drained
+  // The GPU whose memory gradients and parameters lie in: its CUDA ordinal in this process.
+  // Negative: host memory. Slices may name places of their own all the same.
+  int gpu = -1;
+  // Element type of gradients, for the size of a GPU's windows, each of which holds all of the
+  // rank's; nothing: each parameter's own. A wider one is refused when it is pushed.
+  std::optional<Dtype> gpu_gradient_dtype;
+  std::int64_t gpu_windows = 2;  // towards the daemon
+  // The driver of GPUs; null: the machine's, by LoadGpuDriver. Tests bring their own.
+  std::shared_ptr<GpuDriver> gpu_driver;
 };
 
 // The data path to one daemon, and why it is no other.
 struct ChosenTransport {
   std::string daemon;  // address
-  std::string name;    // "grpc", "arena" or "inprocess"
+  std::string name;    // "grpc", "arena", "inprocess", "cuda-ipc", "nccl" or "pointer"
   std::string reason;  // in words
 };
 
@@ -99,6 +118,7 @@ struct SliceSource {
   std::int64_t elements = 0;
   Dtype dtype = Dtype::kF32;
   std::int64_t micro_batch = 0;
+  GpuPlace place;  // of `data`
 };
 
 // Where one slice's values go, likewise. `dtype` must be the parameter's (or f32 for masters).
@@ -108,6 +128,7 @@ struct SliceSink {
   void* data = nullptr;
   std::int64_t elements = 0;
   Dtype dtype = Dtype::kF32;
+  GpuPlace place;  // of `data`
 };
 
 class Session {
@@ -145,6 +166,12 @@ class Session {
   // step is 0 and loss_scale is 0. Returns the outcome; a skipped step is an outcome, not an error.
   absl::StatusOr<StepOutcome> Step(StepBegin begin, std::span<const SliceSource> gradients,
                                    const std::vector<std::string>& absent = {});
+  // Step, and a Pull of the version that it leads to: where all of it lies in memory that one daemon
+  // reaches, in one call, and the parameters are written as they are updated. An error may be the
+  // pull's: the step stands then (last_outcome()).
+  absl::StatusOr<StepOutcome> StepAndPull(StepBegin begin, std::span<const SliceSource> gradients,
+                                          std::span<const SliceSink> sinks,
+                                          const std::vector<std::string>& absent = {});
 
   // The same in pieces, for trainers that push while backward still runs. ABORTED: the generation
   // was raised or the step's attempt was given up; Rejoin, then start the step again from Begin.
@@ -155,6 +182,9 @@ class Session {
   // every other method waits for what is on its way, and Finish returns the first failure.
   absl::StatusOr<std::shared_ptr<PushTicket>> PushAsync(std::span<const SliceSource> gradients);
   absl::StatusOr<StepOutcome> Finish(const std::vector<std::string>& absent = {});
+  // Likewise with a Pull, as StepAndPull.
+  absl::StatusOr<StepOutcome> FinishAndPull(std::span<const SliceSink> sinks,
+                                            const std::vector<std::string>& absent = {});
 
   // From any thread: every call that is under way, and what PushAsync has queued, returns
   // CANCELLED. The run is as if the trainer had been silent; later calls work.
@@ -188,10 +218,27 @@ class Session {
   // undefined.
   absl::Status Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master = false);
 
+  // Where a GPU's memory that is shared with a daemon keeps this slice: a trainer that has its
+  // gradients made there, or its parameters be views of it, saves a copy. Device pointers, good
+  // until the arena is lost (the path changes) or the session ends. Gradients: of the window that
+  // the next Begin uses; ask again before each step, or take `window` 0 <= w < gpu_windows of every
+  // (step mod gpu_windows). NOT_FOUND for slices that this rank has not, FAILED_PRECONDITION where
+  // the path is another than "cuda-ipc" or several daemons own the slice.
+  absl::StatusOr<void*> GradientPlace(const std::string& parameter, std::int64_t slice,
+                                      std::int64_t window);
+  absl::StatusOr<void*> ParameterPlace(const std::string& parameter, std::int64_t slice);
+
   // Leaves the run; the last rank's Close frees it. True when the run is gone.
   absl::StatusOr<bool> Close();
 
  private:
+  // A step in one call: what Begin, Push, Finish and Pull would say.
+  struct StepRequest {
+    const StepBegin* begin = nullptr;  // null: it was begun
+    std::span<const SliceSource> gradients;
+    const std::vector<std::string>* absent = nullptr;
+    std::span<const SliceSink> sinks;
+  };
   Session();
   // Registers with one daemon.
   CallResult RegisterWith(int daemon, v1::RegisterReply* reply);
@@ -210,9 +257,7 @@ class Session {
   CallResult FinishOnce(const std::vector<std::string>& absent,
                         std::vector<v1::FinishReply>* replies);
   // One try of a whole step; empty outcome: it must begin anew after a Rejoin.
-  absl::StatusOr<std::optional<StepOutcome>> TryStep(const StepBegin& begin,
-                                                     std::span<const SliceSource> gradients,
-                                                     const std::vector<std::string>& absent);
+  absl::StatusOr<std::optional<StepOutcome>> TryStep(const StepRequest& step, bool* pulled);
   v1::RunId Id() const;
   std::int64_t ChunkBytes() const;
   // The path that the daemon's answer names; gRPC when an arena can't be had and need not.
@@ -220,6 +265,35 @@ class Session {
   absl::Status AttachArena(int daemon, std::int64_t generation);
   // The arena of a daemon, a new one when it was lost; null where the path is another.
   absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaOf(int daemon);
+  // -- Memory that a daemon reaches itself (session_exchange.cc)
+  absl::Status SetUpGpu();
+  absl::StatusOr<std::shared_ptr<GpuDriver>> Driver() const;
+  void OfferPaths(v1::RegisterRequest* request) const;
+  GpuLayout LayoutFor(int daemon) const;
+  absl::Status AttachGpus();
+  absl::Status AttachGpu(int daemon);
+  absl::StatusOr<std::optional<ExchangePath>> ExchangeWith(int daemon);
+  absl::StatusOr<GpuLink*> LinkOf(const std::string& parameter, std::int64_t slice);
+  absl::Status PathLost(int daemon) const;
+  CallResult CallExchange(int daemon, const std::string& action, absl::Duration timeout,
+                          const std::function<absl::Status(v1::ExchangeRequest&)>& put,
+                          v1::ExchangeReply* reply);
+  CallResult FillDirect(int daemon, const std::string& action, std::span<const SlicePart> parts,
+                        bool initial, bool* complete);
+  CallResult PullDirect(int daemon, const std::string& action, std::int64_t version,
+                        std::span<const SinkPart> sinks, bool master);
+  std::optional<CallResult> StepDirect(const StepRequest& step, bool* pulled,
+                                       std::vector<v1::FinishReply>* replies);
+  std::vector<SinkPart> SinksFor(int daemon, std::span<const SliceSink> sinks) const;
+  // What goes to one daemon, by whichever paths its parts can take.
+  CallResult SendParts(int daemon, const std::string& action, std::vector<SlicePart> parts,
+                       bool initial, bool* complete);
+  CallResult StreamParts(int daemon, const std::string& action,
+                         const std::vector<SlicePart>& parts, bool initial, bool* complete);
+  CallResult PullParts(int daemon, const std::string& action, std::int64_t version,
+                       std::vector<SinkPart> parts, bool master);
+  CallResult StreamPull(int daemon, const std::string& action, std::int64_t version,
+                        const std::vector<SinkPart>& parts, bool master);
   // What PushAsync has queued is done or has failed.
   CallResult DrainQueue();
   RetryPlan Plan(int daemon, const std::string& action, absl::Duration timeout) const;
@@ -234,6 +308,7 @@ class Session {
   v1::RegisterReply registered_;
   std::optional<StepOutcome> last_outcome_;
   std::int64_t rank_ = 0;
+  std::string gpu_uuid_;  // of options_.gpu
   std::int64_t generation_ = 0;
   bool one_generation_ = true;  // at the last Register; else it is being raised
   absl::Status mixed_;          // then: the daemons' states are of different lineages

@@ -8,8 +8,7 @@ def _rows(optimizer, binding):
     owners = {}
     if binding is not None:
         owners = {routed["name"]: routed for routed in binding.report["routing"]["parameters"]}
-    for index, (group, names, routes) in enumerate(
-            zip(optimizer.param_groups, optimizer.names(), optimizer._routes)):
+    for index, (group, names, routes) in enumerate(zip(*optimizer._contents())):
         for parameter, name, route in zip(group["params"], names, routes):
             frozen = not parameter.requires_grad
             entry = binding.by_id.get(id(parameter)) if binding else None

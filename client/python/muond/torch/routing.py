@@ -133,6 +133,30 @@ def decide(name, parameter, *, named=True, embedding=False, group=None, route=No
     return Route(MUON, kind, "hidden", f"hidden {kind}{unknown}")
 
 
+def check_whole(groups, routes):
+    """RegistrationError where flat tensors took the places of the parameters that were given: what
+    they hold is not known, and to take them as they are would leave Muon silently inactive."""
+    given = [part for part in routes if part]
+    groups = [group for group in groups if group["params"]]
+    what = ""
+    if len(groups) != len(given):
+        what = f"step: {len(groups)} parameter groups are left of {len(given)}"
+    for index, (group, part) in enumerate(zip(groups, given)):
+        flat = [tuple(parameter.shape) for parameter, route in zip(group["params"], part)
+                if route.kind in ("matrix", "experts", "conv")
+                and len(logical_shape(f"param_groups[{index}]", parameter)) < 2]
+        if len(group["params"]) != len(part):
+            what = what or (f"param_groups[{index}]: {len(group['params'])} tensors are left of "
+                            f"{len(part)} parameters")
+        elif flat:
+            what = what or f"param_groups[{index}]: a flat tensor {list(flat[0])} for a matrix"
+    if what:
+        raise errors.RegistrationError(
+            f"{what}: an engine has flattened them, and which elements of which layer they hold is "
+            "not known", hint="under DeepSpeed: muond.deepspeed.bind_deepspeed(engine), right after "
+            "deepspeed.initialize")
+
+
 def embeddings_of(model):
     """ids of the weights that nn.Embedding modules of a model hold."""
     return {id(module.weight) for module in model.modules()
