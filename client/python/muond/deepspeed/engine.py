@@ -10,11 +10,14 @@ the wrapper's would change one flat tensor at a time.
 import functools
 import logging
 import math
+import re
+import secrets
 
 import torch
 
 from muond import errors
 from muond.deepspeed import wrappers
+from muond.torch import layout as layouts
 from muond.torch import routing
 
 logger = logging.getLogger("muond")
@@ -97,6 +100,10 @@ class Tie:
         self._names, self._routes = self._resolve()
         self._views = [self._view(part) for part in self._parts]
         self._take_over(engine.optimizer)
+        if optimizer._session_name is None:
+            shared = [f"deepspeed-{secrets.token_hex(8)}-rank0"]
+            torch.distributed.broadcast_object_list(shared, src=0)
+            optimizer._session_name = self.session(shared[0])
 
     # ---- whose elements these are --------------------------------------------------------------
 
@@ -155,6 +162,12 @@ class Tie:
             groups[part.group]["param_names"].append(name)
             routes[part.group].append(route)
         return groups, [group["param_names"] for group in groups], routes
+
+    @staticmethod
+    def session(name):
+        """This rank's session name beside another rank's: of stage 0, whose state is the same on
+        all ranks, DeepSpeed saves rank 0's and loads it everywhere."""
+        return re.sub(r"-rank\d+$", f"-rank{layouts.world()[0]}", name)
 
     def holders(self):
         """The tensors that the optimizer's `state` is kept for."""

@@ -321,6 +321,8 @@ class Muon(Scaling, torch.optim.Optimizer):
         elif note is not None:
             self._expected = dict(note)
             self._session_name = self._options["session"] or note["session"]
+            if self._engine is not None and self._options["session"] is None:
+                self._session_name = self._engine.session(note["session"])
 
     def __getstate__(self):
         note = self._expected
