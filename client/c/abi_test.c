@@ -1,5 +1,6 @@
 /* The C interface as a C program sees it: a run from its opening to its end, with the golden numbers
  * of docs/semantics.md, and the errors that a caller must be able to tell apart. */
+#define _POSIX_C_SOURCE 200809L /* mkdtemp */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +98,7 @@ static void pull(muond_session* session, int64_t version, float* w) {
 
 static int near(float value, double wanted) { return fabs(value - wanted) < 2e-6; }
 
-static muond_service* start(const char* listen) {
+static muond_service* start(const char* listen, const char* checkpoints) {
   muond_error* error = NULL;
   muond_service_options options;
   memset(&options, 0, sizeof options);
@@ -107,6 +108,8 @@ static muond_service* start(const char* listen) {
   options.log_level_bytes = 3;
   options.listen = listen;
   options.listen_bytes = strlen(listen);
+  options.checkpoint_dir = checkpoints;
+  options.checkpoint_dir_bytes = strlen(checkpoints);
   muond_service* service = NULL;
   OK(muond_service_start(&options, &service, &error));
   if (service == NULL) exit(1);
@@ -238,6 +241,8 @@ static void bad_arguments(muond_session* session) {
   FAILS(muond_session_begin(session, &begin, &error), MUOND_INVALID_ARGUMENT, "muons");
   begin.struct_bytes = 0;
   FAILS(muond_session_begin(session, &begin, &error), MUOND_INVALID_ARGUMENT, "struct_bytes");
+  muond_text* json = NULL;
+  FAILS(muond_session_save(session, &json, &error), MUOND_FAILED_PRECONDITION, "checkpoint");
   FAILS(muond_session_push(NULL, NULL, 0, &error), MUOND_INVALID_ARGUMENT, "session");
   FAILS(muond_session_describe(session, NULL, &error), MUOND_INVALID_ARGUMENT, "text");
   FAILS(muond_session_push(session, NULL, 1, &error), MUOND_INVALID_ARGUMENT, "push");
@@ -248,9 +253,79 @@ static void bad_arguments(muond_session* session) {
   EXPECT(muond_session_push(NULL, NULL, 0, NULL) == MUOND_INVALID_ARGUMENT);
 }
 
+/* One step with gradients that overflow nothing. */
+static void one_step(muond_session* session, double a, double d) {
+  muond_error* error = NULL;
+  float w[4], b[2];
+  fill(w, b, a, d, 1024);
+  muond_source slices[2] = {source("w", w, 4), source("b", b, 2)};
+  muond_begin begin = begin_of(0);
+  OK(muond_session_step(session, &begin, slices, 2, NULL, NULL, &error));
+}
+
+static int has(muond_text* json, const char* words) {
+  const int found = strstr(muond_text_data(json, NULL), words) != NULL;
+  if (!found) fprintf(stderr, "no %s in %s\n", words, muond_text_data(json, NULL));
+  muond_text_free(json);
+  return found;
+}
+
+/* A service with checkpoints: a run goes back to one, and a new service goes on from it. */
+static void checkpoints(void) {
+  muond_error* error = NULL;
+  char directory[] = "/tmp/muond-abi-XXXXXX";
+  if (mkdtemp(directory) == NULL) exit(1);
+  muond_service* service = start("", directory);
+  muond_session_options options;
+  memset(&options, 0, sizeof options);
+  options.struct_bytes = sizeof options;
+  options.service = service;
+  muond_session* session = NULL;
+  OK(join(&options, "session", &session, &error));
+  muond_text* json = NULL;
+  FAILS(muond_session_save(session, &json, &error), MUOND_FAILED_PRECONDITION, "\"c\"");
+  EXPECT(json == NULL);
+  float w[4] = {1, 0, 0, 1}, b[2] = {1, 1}, after_one[4], got[4];
+  muond_source slices[2] = {source("w", w, 4), source("b", b, 2)};
+  OK(muond_session_initialize(session, slices, 2, NULL, &error));
+  one_step(session, 3, 4);
+  pull(session, 1, after_one);
+  OK(muond_session_save(session, &json, &error));
+  EXPECT(has(json, "\"name\":\"ckpt-1\""));
+  one_step(session, 1, 1);
+  pull(session, 2, got);
+  EXPECT(memcmp(after_one, got, sizeof got) != 0);
+  FAILS(muond_session_restore(session, "ckpt-7", 6, 0, &json, &error), MUOND_NOT_FOUND, "ckpt-7");
+  OK(muond_session_restore(session, "ckpt-1", 6, 0, &json, &error));
+  EXPECT(has(json, "\"nextStep\":\"1\""));
+  pull(session, 1, got);
+  EXPECT(memcmp(after_one, got, sizeof got) == 0);
+  FAILS(muond_session_await_restore(session, 0, &error), MUOND_INVALID_ARGUMENT, "timeout");
+  muond_session_free(session);
+  muond_service_free(service);
+
+  service = start("", directory);
+  options.service = service;
+  OK(join(&options, "session", &session, &error));
+  OK(muond_session_await_restore(session, 20, &error));
+  muond_position position;
+  memset(&position, 0, sizeof position);
+  position.struct_bytes = sizeof position;
+  OK(muond_session_position(session, &position, &error));
+  EXPECT(position.state == MUOND_RUN_RUNNING && position.next_step == 1);
+  pull(session, 1, got);
+  EXPECT(memcmp(after_one, got, sizeof got) == 0);
+  one_step(session, 1, 1);
+  muond_session_free(session);
+  muond_service_free(service);
+  char command[64];
+  snprintf(command, sizeof command, "rm -rf %s", directory);
+  EXPECT(system(command) == 0);
+}
+
 static void sockets(void) {
   muond_error* error = NULL;
-  muond_service* service = start("127.0.0.1:0");
+  muond_service* service = start("127.0.0.1:0", "");
   muond_session_options options;
   memset(&options, 0, sizeof options);
   options.struct_bytes = sizeof options;
@@ -285,7 +360,7 @@ int main(void) {
     return 1;
   }
   muond_error* error = NULL;
-  muond_service* service = start("");
+  muond_service* service = start("", "");
   muond_session_options options;
   memset(&options, 0, sizeof options);
   options.struct_bytes = sizeof options;
@@ -300,6 +375,7 @@ int main(void) {
   muond_session_free(session);
   muond_service_free(service);
   sockets();
+  checkpoints();
   muond_error_free(NULL);
   muond_text_free(NULL);
   muond_session_free(NULL);

@@ -35,6 +35,7 @@ struct muond_session {
   std::string run;
   std::unique_ptr<muond::client::Session> session;
   std::unique_ptr<muond::client::Admin> admin;
+  std::unique_ptr<muond::client::Admin> checkpoints;  // has the time that disks need
 };
 
 namespace muond::c {
@@ -99,6 +100,12 @@ absl::Status WriteStruct(const char* what, Struct value, Struct* out) {
 absl::Status FromJson(const char* what, const std::string& json,
                       google::protobuf::Message* message);
 absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message);
+// Of an answer, or its error.
+template <typename Message>
+absl::StatusOr<std::string> Json(const absl::StatusOr<Message>& answer) {
+  if (!answer.ok()) return answer.status();
+  return ToJson(*answer);
+}
 
 // Gives a text to the caller.
 absl::Status GiveText(absl::StatusOr<std::string> text, muond_text** out);

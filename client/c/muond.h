@@ -118,6 +118,9 @@ typedef struct muond_service_options {
   const char* log_level;  // "debug", "info", "warn" (default), "error" or "off"; to stderr
   size_t log_level_bytes;
   int64_t threads;  // of the backend; 0: one per core
+  const char* checkpoint_dir;  // an existing directory; empty: no checkpoints
+  size_t checkpoint_dir_bytes;
+  int64_t checkpoint_every_steps;  // 0: only when asked for
 } muond_service_options;
 
 // INVALID_ARGUMENT for options that make no sense, UNAVAILABLE when the address can't be bound,
@@ -142,6 +145,10 @@ typedef struct muond_session_options {
   double step_timeout;     // of a Finish, which waits for the other ranks; default 120
   double bulk_timeout;     // of one stream of slices; default 300
   int64_t chunk_bytes;     // payload of one message; default 1 MiB
+  // How slices travel: "auto" (default) takes the best path that the daemon offers; a path that is
+  // named is taken or refused (docs/data-paths.md).
+  const char* transport;
+  size_t transport_bytes;
 } muond_session_options;
 
 // Joins a run, or rejoins it under the same session name. `registration` is the JSON of a
@@ -188,6 +195,27 @@ int32_t muond_session_rejoin(muond_session* session, muond_error** error);
 // Starts the step in flight over, for all ranks, whose calls get ABORTED.
 int32_t muond_session_raise_generation(muond_session* session, const char* reason,
                                        size_t reason_bytes, muond_error** error);
+
+// ---- Checkpoints --------------------------------------------------------------------------------
+
+// Saves the run on all of its daemons, as it is or after the step in flight, and returns once the
+// checkpoint is durable, within bulk_timeout. *json: a SaveReply, with the checkpoint's name and the
+// step that a run restored from it goes on with. FAILED_PRECONDITION where the daemons have no
+// checkpoint directory, or the run has no state yet.
+int32_t muond_session_save(muond_session* session, muond_text** json, muond_error** error);
+// Takes the run back to a checkpoint, "ckpt-1200", or to the newest that can be read where the name
+// is empty, for all ranks, whose calls are refused until they rejoin; this session has rejoined.
+// `allow_relayout`: matrices may be seen otherwise than when it was saved. *json: a RestoreReply.
+// On an error nothing has changed.
+int32_t muond_session_restore(muond_session* session, const char* name, size_t name_bytes,
+                              int32_t allow_relayout, muond_text** json, muond_error** error);
+// Rejoins until no daemon of the run lacks its state any more: what to do when a call ends with
+// NOT_FOUND or UNAVAILABLE because a daemon went away, or says that the run needs a restore, and
+// after joining a run in state MUOND_RUN_NEEDS_RESTORE. Then muond_session_position tells where to
+// go on: at the same step, or at an earlier one, whose version is to be pulled. State
+// MUOND_RUN_OPENING: the state is gone for good, and no checkpoint was there. UNAVAILABLE or
+// DEADLINE_EXCEEDED when `timeout` seconds were not enough.
+int32_t muond_session_await_restore(muond_session* session, double timeout, muond_error** error);
 
 // ---- Values in and out --------------------------------------------------------------------------
 

@@ -33,11 +33,18 @@ absl::StatusOr<std::unique_ptr<muond_service>> Start(const muond_service_options
     return absl::InvalidArgumentError(absl::StrFormat(
         "service options: threads: expected 0 to 4096, got %d", given.threads));
   }
+  if (given.checkpoint_every_steps < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("service options: checkpoint_every_steps: expected 0 or more, got %d",
+                        given.checkpoint_every_steps));
+  }
   MUOND_RETURN_IF_ERROR(SetUpLogging(Text(given.log_level, given.log_level_bytes)));
   ServiceOptions options;
   if (given.backend_bytes > 0) options.backend = Text(given.backend, given.backend_bytes);
   if (given.listen_bytes > 0) options.listen = {Text(given.listen, given.listen_bytes)};
   options.threads = static_cast<int>(given.threads);
+  options.checkpoint_dir = Text(given.checkpoint_dir, given.checkpoint_dir_bytes);
+  options.checkpoint_every_steps = given.checkpoint_every_steps;
   auto handle = std::make_unique<muond_service>();
   MUOND_ASSIGN_OR_RETURN(handle->service, Service::Start(options));
   if (!options.listen.empty()) handle->address = handle->service->addresses().at(0);

@@ -56,6 +56,7 @@ absl::StatusOr<client::SessionOptions> Options(const muond_session_options& give
   options.step_timeout = Seconds(given.step_timeout, options.step_timeout);
   options.bulk_timeout = Seconds(given.bulk_timeout, options.bulk_timeout);
   if (given.chunk_bytes != 0) options.chunk_bytes = given.chunk_bytes;
+  if (given.transport_bytes > 0) options.transport = Text(given.transport, given.transport_bytes);
   return options;
 }
 
@@ -73,10 +74,12 @@ absl::StatusOr<std::unique_ptr<muond_session>> Open(const muond_session_options&
   }
   auto handle = std::make_unique<muond_session>();
   handle->run = spec.name;
-  handle->admin =
-      options.channel != nullptr
-          ? std::make_unique<client::Admin>(options.channel, options.call_timeout)
-          : std::make_unique<client::Admin>(options.endpoint, options.call_timeout);
+  const auto asking = [&](absl::Duration timeout) {
+    return options.channel != nullptr ? std::make_unique<client::Admin>(options.channel, timeout)
+                                      : std::make_unique<client::Admin>(options.endpoint, timeout);
+  };
+  handle->admin = asking(options.call_timeout);
+  handle->checkpoints = asking(options.bulk_timeout);
   MUOND_RETURN_IF_ERROR(CheckVersion(*handle->admin, peer, options.call_timeout));
   MUOND_ASSIGN_OR_RETURN(handle->session,
                          client::Session::Open(spec, request.rank(), slices, options));
@@ -97,12 +100,6 @@ muond_position PositionOf(const client::Session& session) {
     position.last_cause = static_cast<int32_t>(ToProto(last->cause));
   }
   return position;
-}
-
-template <typename Message>
-absl::StatusOr<std::string> Json(const absl::StatusOr<Message>& message) {
-  if (!message.ok()) return message.status();
-  return ToJson(*message);
 }
 
 }  // namespace

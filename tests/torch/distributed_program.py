@@ -1,10 +1,13 @@
-"""One rank of a small training, under torchrun or not: `distributed_program.py WAY OUT [ENDPOINT]`.
+"""One rank of a small training, under torchrun or not:
+`distributed_program.py WAY OUT [ENDPOINT [STEPS PAUSE]]`.
 
 Writes the full parameters, losses, digest and layouts that rank 0 ends with to OUT (torch.save).
-Global batches are the same for every number of ranks, so all ways must end alike.
+Global batches are the same for every number of ranks, so all ways must end alike. With PAUSE,
+seconds, rank 0 prints the number of each step and waits so long before it.
 """
 
 import sys
+import time
 
 import harness  # noqa: F401 - finds the package
 
@@ -111,7 +114,11 @@ def main():
         model.named_parameters(), lr=0.05, adamw={"lr": 0.05}, async_push=way.endswith("early"),
         gradients="local" if way == "local" else "reduced", **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=64., enabled=way == "fsdp_amp")
-    for step in range(STEPS):
+    steps, pause = (int(sys.argv[4]), float(sys.argv[5])) if len(sys.argv) > 4 else (STEPS, 0)
+    for step in opt.steps(steps, rewind=[scaler]):
+        if pause and rank == 0:
+            print(f"step {step}", flush=True)
+            time.sleep(pause)
         inputs, targets = data(step)
         share = BATCH // ranks
         mine = slice(rank * share, (rank + 1) * share)

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 from harness import LONG, TorchTest
@@ -20,17 +21,24 @@ from muond.torch import layout
 PROGRAM = pathlib.Path(__file__).with_name("distributed_program.py")
 
 
-def run(way, ranks, endpoint=None):
-    """What rank 0 of a training ends with."""
+def run(way, ranks, *arguments, at_step=None):
+    """What rank 0 of a training ends with. `at_step`: called with each step that it prints."""
     with tempfile.TemporaryDirectory(prefix="muond-torch-") as folder:
         out = pathlib.Path(folder) / "out.pt"
         launcher = [] if ranks == 0 else [
             "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        done = subprocess.run(
-            [sys.executable, "-B", *launcher, str(PROGRAM), way, str(out),
-             *([endpoint] if endpoint else [])],
-            capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, f"{way} on {ranks}:\n{done.stdout}\n{done.stderr[-6000:]}"
+        with open(pathlib.Path(folder) / "log", "w+", encoding="utf-8") as log, subprocess.Popen(
+                [sys.executable, "-B", *launcher, str(PROGRAM), way, str(out),
+                 *map(str, arguments)], stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            watchdog = threading.Timer(300, process.kill)
+            watchdog.start()
+            for line in process.stdout:
+                if at_step and line.startswith("step "):
+                    at_step(int(line.split()[1]))
+            code = process.wait()
+            watchdog.cancel()
+            log.seek(0)
+            assert code == 0, f"{way} on {ranks}:\n{log.read()[-6000:]}"
         return torch.load(out)
 
 
@@ -39,8 +47,8 @@ class Distributed(TorchTest):
     def setUpClass(cls):
         cls.alone = run("alone", 0)
 
-    def check(self, way, ranks, words=(), **options):
-        result = run(way, ranks, **options)
+    def check(self, way, ranks, words=(), endpoint=None):
+        result = run(way, ranks, *([endpoint] if endpoint else []))
         self.assertEqual(result["applied"], self.alone["applied"])
         self.assertEqual(result["calls"], 4)
         # Both algorithms are blind to a gradient's scale; the norm is not.
@@ -59,6 +67,36 @@ class Distributed(TorchTest):
     def test_fsdp_uneven_on_3_ranks_through_a_daemon(self):
         daemon = self.daemon()
         self.check("fsdp", 3, ["[4, 8]", "[1, 8]", "[6, 8]"], endpoint=daemon.unix)
+
+    def go_through_a_death(self, way, ranks):
+        """A daemon is killed while the ranks train, and comes back with an older state: all ranks
+        go back together, though only some may have noticed at the same step."""
+        steps, pause = 9, 0.15
+        with tempfile.TemporaryDirectory(prefix="muond-torch-", dir="/tmp") as folder:
+            flags = ["--checkpoint-dir", folder, "--checkpoint-every-steps", "3"]
+            daemon = self.daemon(*flags)
+            seen = []
+
+            def at_step(step):
+                seen.append(step)
+                if len(seen) == 7:
+                    daemon.kill()
+                    daemon.socket.unlink()
+                    self.daemon(*flags, directory=daemon.directory)
+            result = run(way, ranks, daemon.unix, steps, pause, at_step=at_step)
+        undisturbed = run(way, ranks, self.daemon().unix, steps, 0)
+        self.assertGreater(len(seen), steps, "the death went unnoticed")
+        self.assertEqual(result["digest"], undisturbed["digest"])
+        self.assertEqual(result["applied"], steps)
+
+    def test_ranks_go_back_together_when_a_daemon_died(self):
+        self.go_through_a_death("ddp", 2)
+
+    @unittest.skipUnless(LONG, "the long form has all ways: tests/run --full")
+    def test_others_go_back_together_too(self):
+        for way, ranks in (("fsdp", 3), ("hsdp", 4), ("fsdp_early", 2), ("fsdp_amp", 2)):
+            with self.subTest(way=way, ranks=ranks):
+                self.go_through_a_death(way, ranks)
 
     @unittest.skipUnless(LONG, "the long form has all ways: tests/run --full")
     def test_all_other_ways(self):

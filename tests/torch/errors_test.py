@@ -16,7 +16,7 @@ from torch import nn
 import muond.torch
 from muond import errors
 
-SHORT = {"call_timeout": 1., "step_timeout": 2., "bulk_timeout": 2.}
+SHORT = {"call_timeout": 1., "step_timeout": 2., "bulk_timeout": 2., "recovery_timeout": 1.}
 
 
 class Errors(TorchTest):
@@ -70,8 +70,11 @@ class Errors(TorchTest):
         daemon.kill()
         daemon.socket.unlink()
         self.daemon(directory=daemon.directory)
-        self.within((errors.NotFound, errors.NeedsRestore, errors.RunStateError),
-                    lambda: train(model, opt, 1))
+        error = self.within(errors.StateLost, lambda: train(model, opt, 1))
+        self.assertIn("--checkpoint-dir", error.hint)
+        opt.restart_from_parameters()
+        train(model, opt, 1)
+        self.assertEqual(opt.last_outcome.applied_steps, 1)
 
     def test_a_run_that_is_taken(self):
         daemon, model = self.daemon(), mlp()

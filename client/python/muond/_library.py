@@ -27,13 +27,15 @@ class _Growing(ctypes.Structure):
 class ServiceOptions(_Growing):
     _fields_ = [("struct_bytes", _size), ("backend", _text), ("backend_bytes", _size),
                 ("listen", _text), ("listen_bytes", _size), ("log_level", _text),
-                ("log_level_bytes", _size), ("threads", _i64)]
+                ("log_level_bytes", _size), ("threads", _i64), ("checkpoint_dir", _text),
+                ("checkpoint_dir_bytes", _size), ("checkpoint_every_steps", _i64)]
 
 
 class SessionOptions(_Growing):
     _fields_ = [("struct_bytes", _size), ("endpoint", _text), ("endpoint_bytes", _size),
                 ("service", _pointer), ("call_timeout", _f64), ("step_timeout", _f64),
-                ("bulk_timeout", _f64), ("chunk_bytes", _i64)]
+                ("bulk_timeout", _f64), ("chunk_bytes", _i64), ("transport", _text),
+                ("transport_bytes", _size)]
 
 
 class Position(_Growing):
@@ -87,6 +89,9 @@ _CALLS = {
     "session_digest": [_pointer, _out(_pointer)],
     "session_last_outcome": [_pointer, _out(_pointer)],
     "session_rejoin": [_pointer],
+    "session_save": [_pointer, _out(_pointer)],
+    "session_restore": [_pointer, _text, _size, _i32, _out(_pointer)],
+    "session_await_restore": [_pointer, _f64],
     "session_raise_generation": [_pointer, _text, _size],
     "session_initialize": [_pointer, _out(Source), _size, _out(_i32)],
     "session_reinitialize": [_pointer, _out(Source), _size, _text, _size, _out(_i32)],

@@ -87,8 +87,21 @@ class RunStateError(MuondError):
 class NeedsRestore(RunStateError):
     """A daemon lost the run's state: momentum and moments are gone."""
 
-    hint = ("opt.restart_from_parameters() on all ranks goes on from the present parameters with "
-            "fresh momentum")
+    hint = ("the daemon's log says why no checkpoint was restored; opt.restart_from_parameters() on "
+            "all ranks goes on from the present parameters with fresh momentum")
+
+
+class RolledBack(MuondError):
+    """A daemon lost its state, and the run went back to a checkpoint: the parameters are those of
+    before `step` now, and the steps since have to be taken again."""
+
+    hint = ("go on with the batch of that step: `for step in opt.steps(total, rewind=[...])` does so "
+            "by itself; on_rollback=\"continue\" takes the loss of those steps")
+
+    def __init__(self, run, stood, step):
+        super().__init__(f'run "{run}": it stood before step {stood}, and stands before step {step} '
+                         "now, restored from a checkpoint")
+        self.step = step
 
 
 class StepAborted(MuondError):
@@ -131,7 +144,8 @@ class StateLost(MuondError):
     """A loaded state is not the one that the service has."""
 
     hint = ("the service keeps momentum and moments: load a state_dict while its run is still "
-            "there and at that version; on_lost_state=\"fresh\" accepts fresh momentum instead")
+            "there and at that version; on_lost_state=\"restore\" takes the run back to the "
+            "daemons' checkpoint of that version, \"fresh\" accepts fresh momentum instead")
 
 
 class ParameterChanged(MuondError):
@@ -165,7 +179,7 @@ def from_code(code, message, opening=False):
             kind = VersionMismatch
         elif "silently inactive" in message:
             kind = MuonInactive
-        elif "needs a restore" in message or "needs_restore" in message:
+        elif re.search(r"needs a restore|needs_restore|states don't belong together", message):
             kind = NeedsRestore
     elif opening and code == ALREADY_EXISTS:
         kind = RunTaken

@@ -64,12 +64,14 @@ def _encoded(text):
 class Service:
     """The service inside this process. Free it, with close(), after the sessions that use it."""
 
-    def __init__(self, backend="cpu", threads=0, listen="", log_level="warn"):
+    def __init__(self, backend="cpu", threads=0, listen="", log_level="warn", checkpoint_dir="",
+                 checkpoint_every_steps=0):
         self._library = _library.load()
         handle = ctypes.c_void_p()
-        names, values = ("backend", "listen", "log_level"), (backend, listen, log_level)
-        options = _library.ServiceOptions(threads=threads)
-        for name, value in zip(names, values):
+        options = _library.ServiceOptions(threads=threads,
+                                          checkpoint_every_steps=checkpoint_every_steps)
+        for name, value in (("backend", backend), ("listen", listen), ("log_level", log_level),
+                            ("checkpoint_dir", checkpoint_dir)):
             data, size = _encoded(value)
             setattr(options, name, data)
             setattr(options, f"{name}_bytes", size)
@@ -88,14 +90,16 @@ class Session:
     """One rank's part in one run."""
 
     def __init__(self, registration, *, endpoint=None, service=None, call_timeout=0.0,
-                 step_timeout=0.0, bulk_timeout=0.0):
+                 step_timeout=0.0, bulk_timeout=0.0, transport="auto"):
         self._library = _library.load()
         self._service = service  # must outlive the session
         handle = ctypes.c_void_p()
         data, size = _encoded(endpoint)
+        path, path_size = _encoded(transport)
         options = _library.SessionOptions(
             endpoint=data, endpoint_bytes=size, service=service.handle if service else None,
-            call_timeout=call_timeout, step_timeout=step_timeout, bulk_timeout=bulk_timeout)
+            call_timeout=call_timeout, step_timeout=step_timeout, bulk_timeout=bulk_timeout,
+            transport=path, transport_bytes=path_size)
         text, size = _encoded(json.dumps(registration))
         self.handle = None
         _library.call("session_open", ctypes.byref(options), text, size, ctypes.byref(handle),
@@ -127,9 +131,9 @@ class Session:
             raise _library.errors.RunStateError(f"{name}: the session is closed", hint="")
         _library.call(name, self.handle, *arguments)
 
-    def _json(self, name):
+    def _json(self, name, *arguments):
         text = ctypes.c_void_p()
-        self._call(name, ctypes.byref(text))
+        self._call(name, *arguments, ctypes.byref(text))
         try:
             return json.loads(_library.text(self._library.muond_text_data, text))
         finally:
@@ -157,8 +161,26 @@ class Session:
         """StepOutcome of the newest known step, offenders by name."""
         return self._json("session_last_outcome")
 
+    def newest_outcome(self):
+        """Likewise, as an Outcome."""
+        return _outcome_from_json(self.last_outcome())
+
     def rejoin(self):
+        """Registers again and adopts where the run stands."""
         self._call("session_rejoin")
+
+    def save(self):
+        """Has the daemons save the run; a SaveReply once that is durable: its name and step."""
+        return self._json("session_save")
+
+    def restore(self, name="", allow_relayout=False):
+        """Takes the run back to a checkpoint, "ckpt-1200" or the newest, for all ranks. The others
+        are refused until they rejoin; position() tells this one where to go on."""
+        return self._json("session_restore", *_encoded(name), allow_relayout)
+
+    def await_restore(self, timeout):
+        """Rejoins until no daemon of the run lacks its state, at most `timeout` seconds."""
+        self._call("session_await_restore", timeout)
 
     def raise_generation(self, reason):
         """Starts the step in flight over, for all ranks."""
@@ -185,7 +207,8 @@ class Session:
         self._call("session_pull", version, array, len(sinks), masters)
 
     def step(self, hyperparameters, gradients, absent=(), loss_scale=0.0):
-        """A whole step; starts over by itself when the attempt was discarded meanwhile."""
+        """A whole step, the session's next; starts over by itself when the attempt was discarded
+        meanwhile."""
         begin, outcome = _begin(hyperparameters, loss_scale), _library.Outcome()
         self._call("session_step", ctypes.byref(begin), _sources(gradients), len(gradients),
                    _names(absent), ctypes.byref(outcome))
@@ -234,6 +257,16 @@ def _begin(hyperparameters, loss_scale):
     data, size = _encoded(json.dumps(hyperparameters))
     return _library.Begin(step=-1, loss_scale=loss_scale, micro_batches=1, hyperparameters=data,
                           hyperparameters_bytes=size)
+
+
+def _outcome_from_json(reply):
+    """protobuf's JSON has 64-bit integers as strings, and no infinities as numbers."""
+    values = {}
+    for field in dataclasses.fields(Outcome):
+        head, *rest = field.name.split("_")
+        values[field.name] = field.type(reply[head + "".join(map(str.capitalize, rest))])
+    cause = values["cause"].removeprefix("SKIP_CAUSE_").lower()
+    return Outcome(**{**values, "cause": "" if cause == "none" else cause})
 
 
 def _outcome(raw):

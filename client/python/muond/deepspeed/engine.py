@@ -239,7 +239,3 @@ class Tie:
     def leave(self):
         """After the step, whatever became of it."""
         self._optimizer.grad_scale = None
-
-    def touch(self, state):
-        for flat in self.holders():
-            state[flat].setdefault("step", torch.zeros((), dtype=torch.int64))

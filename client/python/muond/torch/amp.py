@@ -12,6 +12,7 @@ import weakref
 import torch
 
 from muond import errors
+from muond import session as sessions
 
 
 def unwrapped(optimizer):
@@ -116,4 +117,5 @@ class Scaling:
             raise errors.MuondError(
                 "loss scale: the service owns it, and a GradScaler is at work, too",
                 hint="leave the GradScaler away, or leave loss_scale= away")
-        self.last_outcome = self._bound().session.skip(1, scale)
+        session = self._bound().session
+        self._consume(lambda: session.skip(sessions.OVERFLOW, scale))

@@ -17,13 +17,14 @@ from muond import errors
 from muond import session as sessions
 from muond.torch import layout as layouts
 from muond.torch import routing, staging
+from muond.torch.recovery import Recovery
 
 logger = logging.getLogger("muond")
 
 SHAPE_FACTORS = {None: "ORIGINAL", "original": "ORIGINAL", "match_rms_adamw": "MATCH_RMS_ADAMW",
                  "spectral_unclamped": "UNIT_RMS"}
 _SIMPLE = ((3.4445, -4.7750, 2.0315), 5)
-_services = {}  # (backend, threads) -> the service of this process
+_services = {}  # options of it -> the service of this process
 
 
 @dataclasses.dataclass
@@ -78,27 +79,22 @@ def default_run():
     return os.environ.get("MUOND_RUN") or name or "python"
 
 
-def _share(value):
-    """Rank 0's value, on every rank."""
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
 def _local_service(options, run, ranks, rank):
     """(service of this process or None, endpoint or None, run name) for local=True."""
-    run = run or f"{default_run()}-{secrets.token_hex(4)}"
-    key = (options["backend"], options["threads"], ranks > 1)
-    if ranks == 1 or rank == 0:
-        if key not in _services:
-            listen = ""
-            if ranks > 1:
-                listen = f"unix://{tempfile.mkdtemp(prefix='muond-')}/local.sock"
-            _services[key] = sessions.Service(options["backend"], options["threads"], listen)
+    if not run:  # one that is to be found again has no number
+        run = default_run() + ("" if options["checkpoint_dir"] else f"-{secrets.token_hex(4)}")
+    given = {name: options[name] for name in ("backend", "threads", "checkpoint_dir",
+                                              "checkpoint_every_steps")}
+    key = (*given.values(), ranks > 1)
+    if rank == 0 and key not in _services:
+        listen = ""
+        if ranks > 1:
+            listen = f"unix://{tempfile.mkdtemp(prefix='muond-')}/local.sock"
+        _services[key] = sessions.Service(**given, listen=listen)
     if ranks == 1:
         return _services[key], None, run
-    address = _services[key].address if rank == 0 else ""
-    address, run, host = _share((address, run, socket.gethostname()))
+    address, run, host = layouts.from_first(
+        lambda: (_services[key].address, run, socket.gethostname()))
     if host != socket.gethostname():
         raise errors.MuondError("local=True: the ranks are on several machines",
                                 hint="start a daemon and name its endpoint")
@@ -112,7 +108,7 @@ class Binding:
         self.rank, self.ranks = layouts.world()
         self.groups = groups
         self.buffers = staging.HostBuffers()
-        self.unpulled = None  # version that a failed pull left behind
+        self.unpulled, self._pulls = None, True  # version that conclude() could not bring, and how
         self.fixed = [fixed_terms(i, group) for i, group in enumerate(groups)]
         self.entries = self._collect(names, routes, options)
         self.by_id = {id(entry.parameter): entry for entry in self.entries}
@@ -127,10 +123,13 @@ class Binding:
         self.endpoint = endpoint or os.environ.get("MUOND_ENDPOINT") or "in this process"
         self.session = sessions.Session(
             self._registration(options), endpoint=endpoint, service=service,
-            **{key: options[key] for key in ("call_timeout", "step_timeout", "bulk_timeout")})
+            **{key: options[key] for key in ("call_timeout", "step_timeout", "bulk_timeout",
+                                             "transport")})
+        self.recovery = Recovery(self.session, self.run, options["recovery_timeout"],
+                                 lambda: self.session.initialize(self._values()))
         self.report = self.session.describe()
         self._check_routing()
-        self._open(expected, options["on_lost_state"] == "fresh")
+        self._open(expected, options["on_lost_state"])
 
     def _collect(self, names, routes, options):
         """The trainable parameters in group order."""
@@ -157,10 +156,8 @@ class Binding:
         slices = [{"parameter": entry.name, "boxes": [{
             "offset": list(entry.layout.box[0]), "size": list(entry.layout.box[1]),
             "flat": entry.layout.flat}]} for entry in self.entries if entry.layout.box]
-        terms = step_terms(self.groups)
-        groups = [{**spec, **{half: values[spec["name"]] for half, values in terms.items()
-                              if spec["name"] in values}}
-                  for spec in self.fixed if spec["name"] in used]
+        # Without what each step tells anew: it would keep a program that starts again from its run.
+        groups = [spec for spec in self.fixed if spec["name"] in used]
         run = {"name": self.run, "worldSize": self.ranks, "parameters": parameters,
                "groups": groups, "lossScale": options["loss_scale"],
                "maxGradNorm": options["max_grad_norm"],
@@ -178,28 +175,53 @@ class Binding:
                     f'parameter "{entry.name}": routing: {entry.route.algorithm} here '
                     f"({entry.route.reason}), {algorithm} at the service ({routed['reason']})")
 
-    def _open(self, expected, fresh):
+    def _open(self, expected, on_lost_state):
         """Brings run and parameters to one state, whichever of the two is ahead."""
         position = self.session.position()
-        wanted = expected["version"] if expected else None
         if position.state == sessions.NEEDS_RESTORE:
-            raise errors.NeedsRestore(
-                f'run "{self.run}": a daemon lost its state before step {position.next_step}')
-        if position.state == sessions.OPENING:
-            if wanted and not fresh:
-                raise errors.StateLost(
-                    f'run "{self.run}": the loaded state is that of version {wanted}, this run is '
-                    "new and has none")
+            position = self.recovery.await_state()
+            if position.state != sessions.OPENING and not expected:
+                logger.warning(
+                    'run "%s": goes on from a checkpoint before step %d, whose parameters replace '
+                    "those of this program", self.run, position.next_step)
+        wanted = expected["version"] if expected else None
+        fresh = position.state == sessions.OPENING
+        if wanted and fresh and on_lost_state == "raise":
+            raise errors.StateLost(
+                f'run "{self.run}": the loaded state is that of version {wanted}, this run is new '
+                "and has none")
+        if expected and not (fresh and (on_lost_state == "fresh" or not wanted)):
+            self._match(expected, on_lost_state)
+        elif fresh:
             if wanted:
                 logger.warning('run "%s": on_lost_state="fresh": momentum and moments of version '
                                "%d are given up", self.run, wanted)
             self.session.initialize(self._values())
             self._remember()
             return
-        if wanted is not None:
-            self.verify(expected)
-        logger.info('run "%s": rejoined before step %d', self.run, position.next_step)
-        self.pull(position.next_step)
+        step = self.session.position().next_step
+        logger.info('run "%s": rejoined before step %d', self.run, step)
+        self.conclude(step)
+
+    def _match(self, expected, on_lost_state):
+        """The service's state becomes, or is, the one that `expected` describes: StateLost else."""
+        try:
+            return self.verify(expected)
+        except errors.StateLost as lost:
+            if on_lost_state != "restore":
+                raise
+            name = f"ckpt-{expected['version']}"
+            logger.warning('run "%s": %s; restoring "%s"', self.run, lost.message, name)
+        self.restore(name)
+        return self.verify(expected)
+
+    def restore(self, name):
+        """Takes the run back to one of the daemons' checkpoints; every rank calls it."""
+        reply = layouts.from_first(lambda: self.session.restore(name))
+        generation = int(reply["position"]["generation"])
+        while self.session.position().generation < generation:
+            self.recovery.await_state()
+        return reply["name"]
 
     def verify(self, expected):
         """StateLost unless the service's state is the one that `expected` describes."""
@@ -276,31 +298,59 @@ class Binding:
         here = {id(entry) for entry, _ in present if entry.layout.sends}
         return [entry.name for entry in self.entries if id(entry) not in here]
 
-    def pull(self, version):
-        """Brings all parameters to a version; none changes unless all have arrived everywhere."""
-        self.unpulled = version
-        waiting, error = [], None
-        try:
-            for entry in self.entries:
-                if entry.layout.box and entry.layout.elements:
-                    tensor = layouts.local(entry.parameter)
-                    waiting.append((entry, self.buffers.incoming(entry.name, tensor)))
-            self.session.pull(version, [staging.slice_of(entry.name, buffer)
-                                        for entry, buffer in waiting])
-        except errors.MuondError as caught:
-            error = caught
+    def conclude(self, version, pull=True, error=None):
+        """Ends what was begun on all ranks alike: brings the parameters to `version`, or to the
+        earlier one that the run went back to meanwhile, and returns which. None changes unless all
+        have arrived on every rank. `pull` false: they are of that version already. `error`: what
+        has kept this rank from coming so far; all raise then."""
+        while True:
+            waiting = []
+            if error is None:
+                self.unpulled, self._pulls = version, pull
+            try:
+                if pull and error is None:
+                    version, waiting = self._fetch(version)
+            except errors.MuondError as caught:
+                error = caught
+            lowest, highest, failed = version, version, error is not None
+            if self.ranks > 1:
+                device = layouts.local(self.entries[0].parameter).device
+                lowest, highest, failed = layouts.agree(version, error, device)
+            if failed:
+                raise error or errors.DaemonUnavailable(
+                    f'run "{self.run}": another rank could not end step {version - 1}')
+            if lowest == highest:
+                break
+            # Another rank was told that the run went back. Where it stands now this one asks.
+            version, pull = min(version, self.recovery.follow(lowest)), True
+        if pull:
+            self._write(waiting)
+            self._remember()
+        self.unpulled = None
+        return version
+
+    def resume(self):
+        """Concludes what could not be concluded when it was tried last."""
+        return self.conclude(self.unpulled, self._pulls)
+
+    def _fetch(self, version):
+        """(version, entries with their values of it), of an earlier one if the run went back."""
+        while True:
+            waiting = [(entry, self.buffers.incoming(entry.name, layouts.local(entry.parameter)))
+                       for entry in self.entries if entry.layout.box and entry.layout.elements]
+            sinks = [staging.slice_of(entry.name, buffer) for entry, buffer in waiting]
+            try:
+                self.recovery.pull(version, lambda: self.session.pull(version, sinks))
+                return version, waiting
+            except errors.RolledBack as back:
+                version = back.step
+
+    def _write(self, waiting):
+        """Puts what was pulled into the parameters, those of other replicas, too."""
         copies = [entry for entry in self.entries if entry.layout.copies]
-        if copies:
-            device = layouts.local(copies[0].parameter).device
-            if not layouts.all_ok(error, device) and error is None:
-                error = errors.DaemonUnavailable("another rank could not pull its parameters")
-        if error is not None:
-            raise error
         with torch.no_grad():
             for entry, buffer in waiting:
                 layouts.local(entry.parameter).copy_(buffer, non_blocking=True)
             for entry in copies:
                 layouts.copy_from_primary(entry.layout, layouts.local(entry.parameter))
         self.buffers.settle([layouts.local(entry.parameter) for entry, _ in waiting])
-        self._remember()
-        self.unpulled = None

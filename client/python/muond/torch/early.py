@@ -14,10 +14,9 @@ import threading
 
 import torch
 
-from muond import errors
 from muond.torch import binding as bindings
 from muond.torch import layout as layouts
-from muond.torch import staging
+from muond.torch import recovery, staging
 
 logger = logging.getLogger("muond")
 
@@ -133,8 +132,8 @@ class EarlyPush:
         try:
             session.push(slices)
             return session.finish(self._binding.absent(present))
-        except errors.StepAborted as aborted:
-            logger.warning('run "%s": %s', self._binding.run, aborted.message)
+        except recovery.LOST as lost:
+            logger.warning('run "%s": %s', self._binding.run, lost.message)
             return None
         finally:
             del kept

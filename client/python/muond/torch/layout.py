@@ -152,8 +152,27 @@ def copy_from_primary(layout, tensor):
         dist.broadcast(tensor, group=group, src=dist.get_global_rank(group, source))
 
 
-def all_ok(error, device):
-    """Whether no rank has an error; every rank calls it, so that none waits for one that failed."""
-    flag = torch.tensor([0 if error is None else 1], dtype=torch.int32, device=device)
-    dist.all_reduce(flag)
-    return int(flag.item()) == 0
+def agree(value, error, device):
+    """(lowest and highest value of all ranks, whether any has an error); every rank calls it, so
+    that none waits for one that failed."""
+    ends = torch.tensor([-value, value, error is not None], dtype=torch.int64, device=device)
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    lowest, highest, failed = ends.tolist()
+    return -lowest, highest, bool(failed)
+
+
+def from_first(action):
+    """What rank 0 gets from action(), or its MuondError, on every rank."""
+    answer = [None]
+    if world()[0] == 0:
+        try:
+            answer = [(action(), None)]
+        except errors.MuondError as error:
+            answer = [(None, (type(error), error.message, error.code, error.hint))]
+    if world()[1] > 1:
+        dist.broadcast_object_list(answer, src=0)
+    result, error = answer[0]
+    if error is not None:
+        kind, message, code, hint = error
+        raise kind(message, code=code, hint=hint)
+    return result

@@ -1,5 +1,7 @@
 """The optimizer's arguments, checked as torch.optim checks its own."""
 
+import os
+
 import torch
 
 from muond.torch.binding import SHAPE_FACTORS
@@ -8,13 +10,15 @@ _CHOICES = {
     "amp_scaling": ("trainer", "daemon"),
     "gradients": ("reduced", "local"),
     "clip_policy": ("adamw_only", "all"),
-    "on_lost_state": ("raise", "fresh"),
+    "on_lost_state": ("raise", "restore", "fresh"),
+    "on_rollback": ("raise", "continue"),
     "at_exit": ("close", "keep"),
 }
 _DEFAULTS = {
     "endpoint": None, "run": None, "session": None, "local": False, "backend": "cpu", "threads": 0,
     "loss_scale": None, "grad_scaler": None, "async_push": False, "max_grad_norm": 0.0,
-    "call_timeout": 30.0, "step_timeout": 120.0, "bulk_timeout": 300.0,
+    "transport": "auto", "call_timeout": 30.0, "step_timeout": 120.0, "bulk_timeout": 300.0,
+    "recovery_timeout": 120.0, "checkpoint_dir": "", "checkpoint_every_steps": 0,
     **{name: values[0] for name, values in _CHOICES.items()},
 }
 
@@ -72,5 +76,9 @@ def parse_options(given):
     for name, choices in _CHOICES.items():
         if options[name] not in choices:
             raise ValueError(f"{name}: expected one of {choices}, got {options[name]!r}")
+    for name in ("checkpoint_dir", "checkpoint_every_steps"):
+        if options[name] and not options["local"]:
+            raise ValueError(f"{name}: only local=True takes it, a daemon has its own")
+    options["checkpoint_dir"] = os.fspath(options["checkpoint_dir"])
     options["loss_scale"] = _loss_scale(options["loss_scale"])
     return options, options.pop("grad_scaler")
