@@ -202,7 +202,7 @@ class Tie:
             result = original(*arguments, **options)
             if not self._taken:
                 self._conclude_skip(wrapper)
-            elif not optimizer.last_outcome.applied:
+            elif optimizer.last_outcome is not None and not optimizer.last_outcome.applied:
                 wrapper.overflow = True  # the engine counts it, and its scheduler waits
         finally:
             self._round = None
