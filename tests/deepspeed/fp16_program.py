@@ -1,5 +1,5 @@
-"""fp16 with a loss scale on two ranks (DeepSpeed #8432): the steps that overflow change nothing, and
-from the first that does not everything moves, with the service in a daemon."""
+"""fp16 with a loss scale on two ranks (DeepSpeed #8432): the steps that overflow change nothing,
+and from the first that does not everything moves, with the service in a daemon."""
 
 import json
 import os

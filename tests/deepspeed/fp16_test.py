@@ -1,5 +1,5 @@
-"""DeepSpeed #8432 under the real DeepSpeed: fp16, dynamic loss scale from 65536, thirty steps on two
-ranks. The overflows at the start change nothing, then ten of ten parameters move."""
+"""DeepSpeed #8432 under the real DeepSpeed: fp16, dynamic loss scale from 65536, thirty steps on
+two ranks. The overflows at the start change nothing, then ten of ten parameters move."""
 
 import os
 import unittest

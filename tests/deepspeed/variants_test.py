@@ -1,4 +1,4 @@
-"""The real DeepSpeed on two ranks: what must not change a result, what must, and what is refused."""
+"""The real DeepSpeed on two ranks: what must change a result, what must not, what is refused."""
 
 import os
 import unittest
@@ -82,7 +82,7 @@ class Variants(unittest.TestCase):
         row = self.row("accumulate4")
         self.assertEqual(row["calls"], [14] * 4)
         # Newton-Schulz amplifies the rounding of a sum in another order; 0.1 was the fault's size.
-        self.assertLess(row["difference"], 5e-3)
+        self.assertLess(row["difference"], 1e-3)
 
     def check_resume(self, name):
         row = self.row(name)

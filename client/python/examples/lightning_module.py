@@ -36,7 +36,8 @@ class Regression(lightning.LightningModule):
         outcome = self.optimizers().optimizer.last_outcome
         if self.global_rank == 0:
             calls = outcome.newton_schulz_calls if outcome else 0
-            print(f"step {index}: loss {loss.item():.3f}, {calls} matrices orthogonalized", flush=True)
+            print(f"step {index}: loss {loss.item():.3f}, {calls} matrices orthogonalized",
+                  flush=True)
         return loss
 
 

@@ -3,8 +3,8 @@
 DeepSpeed's wrapper decides about overflow, then calls the optimizer's step() once for each of its
 flat tensors. The service needs all gradients of a step at once, and has all new values before the
 first flat tensor is copied to the model. So the first of these calls takes the whole step, with the
-gradients of all flat tensors, and the others find it done. Unscaling and clipping are the service's:
-the wrapper's would change one flat tensor at a time.
+gradients of all flat tensors, and the others find it done. Unscaling and clipping are the
+service's: the wrapper's would change one flat tensor at a time.
 """
 
 import functools
@@ -178,16 +178,16 @@ class Tie:
     def _take_over(self, wrapper):
         """From now on the wrapper's steps are ours to announce and to conclude."""
         for part in self._parts:
-            # DeepSpeed 0.18 takes any optimizer whose class has "muon" in its name for its own, and
-            # would orthogonalize the gradients of parameters with this attribute before we get them.
+            # DeepSpeed takes any optimizer whose class has "muon" in its name for its own, and would
+            # orthogonalize the gradients of parameters with this attribute before we get them.
             if "use_muon" in part.parameter.__dict__:
                 del part.parameter.use_muon
         wrapper.unscale_and_clip_grads = lambda *_, **__: None
         clip = float(getattr(wrapper, "clip_grad", 0.0) or 0.0)
         if clip:
             self._optimizer._options["max_grad_norm"] = clip
-            logger.info("DeepSpeed's gradient_clipping %s is the service's from now on, clip_policy "
-                        "%s", clip, self._optimizer._options["clip_policy"])
+            logger.info("DeepSpeed's gradient_clipping %s is the service's from now on, clip_policy"
+                        " %s", clip, self._optimizer._options["clip_policy"])
         wrapper.step = functools.partial(self._step_engine, wrapper, wrapper.step)
 
     def _step_engine(self, wrapper, original, *arguments, **options):

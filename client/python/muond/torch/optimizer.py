@@ -186,7 +186,7 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
 
     def _is_idle(self):
         """A step before the first one that is none: without gradients, or with zero ones, as
-        checkpoint tools do it to fill `state`, lr 0, and DeepSpeed's wrappers when they are made."""
+        checkpoint tools do it to fill `state`, lr 0, and DeepSpeed's wrappers as they are made."""
         gradients = [p.grad for group in self.param_groups for p in group["params"]
                      if p.grad is not None]
         if not gradients:
