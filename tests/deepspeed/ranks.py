@@ -106,7 +106,7 @@ def take(engine, optimizer, loss_of, steps, accumulate=1, first=0):
             loss = loss_of(engine, step, micro)
             engine.backward(loss)
             engine.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         outcomes.append(optimizer.last_outcome)
     return losses, outcomes
 
