@@ -20,6 +20,8 @@ MODULES = {
     "proto/check.": "values",
     "proto/": "proto",
     "muond/v1/": "messages",
+    "nccl/": "nccl",
+    "nccl/cuda/": "nccl-cuda",
     "server/faults/": "faults",
     "server/registry/": "registry",
     "server/checkpoint/": "checkpoint",
@@ -51,6 +53,8 @@ ARROWS = {
     "values": ("tensor",),
     "messages": (),
     "proto": ("values", "tensor", "messages"),
+    "nccl": ("values", "tensor"),
+    "nccl-cuda": ("nccl", "values", "tensor"),
     "faults": ("values", "tensor"),
     "registry": ("values", "tensor"),
     "checkpoint": ("registry", "proto", "values", "tensor"),
@@ -91,7 +95,8 @@ TEST_MAY_USE = ("embedded", "tests-support", "values", "tensor")
 
 # Third-party prefix -> modules that may include it. Test libraries: tests and benchmarks only.
 LIBRARIES = {
-    "absl/": {"values", "proto", "faults", "registry", "checkpoint", "step", "engine", "transport",
+    "absl/": {"values", "proto", "nccl", "nccl-cuda",
+              "faults", "registry", "checkpoint", "step", "engine", "transport",
               "cluster", "metrics", "run", "rpc", "daemon", "embedded", "client-cpp", "client-c",
               "client-models", "client-cli",
               "client-bench", "client-examples"},
@@ -117,7 +122,7 @@ LIBRARIES = {
     "openblas": {"kernels", "client-bench"},
     "tbb/": {"kernels"},
     "oneapi/": {"kernels", "client-bench"},
-    "cuda": {"kernels-cuda", "kernels-lab"},
+    "cuda": {"nccl-cuda", "kernels-cuda", "kernels-lab"},
     "cublas": {"kernels-cuda"},
 }
 TEST_LIBRARIES = ("gtest/", "gmock/", "benchmark/")
