@@ -170,6 +170,15 @@ struct CopyJob {
   std::size_t bytes = 0;
 };
 
+// dst[i] = round_to_nearest_even(src[i]) in `dtype`, to memory that the backend's device reaches:
+// its own, shared blocks included (device_memory.h), or staging memory.
+struct RoundJob {
+  void* dst = nullptr;
+  Dtype dtype = Dtype::kF32;
+  const float* src = nullptr;
+  std::size_t elements = 0;
+};
+
 struct AdamWScan {
   StateScan weight;
   StateScan exp_avg;
@@ -207,6 +216,13 @@ class Backend {
   virtual Error Download(void* host, const void* src, std::size_t bytes) = 0;
   // host[i] = round_to_nearest_even(src[i]) in `dtype`, to host memory: what Pull sends.
   virtual Error Round(void* host, Dtype dtype, const float* src, std::size_t elements) = 0;
+  // What RoundJob says, many tensors at once.
+  virtual Error RoundAll(std::span<const RoundJob> jobs) {
+    for (const RoundJob& job : jobs) {
+      if (Error error = Round(job.dst, job.dtype, job.src, job.elements)) return error;
+    }
+    return {};
+  }
   // iterate[i] = src[i] * scale in the iterate dtype, and back (without the scale).
   virtual Error StoreIterate(void* iterate, const float* src, std::size_t elements,
                              double scale) = 0;

@@ -33,10 +33,12 @@ absl::Status CheckOptions(const SessionOptions& options) {
   MUOND_RETURN_IF_ERROR(check_timeout("call_timeout", options.call_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("step_timeout", options.step_timeout));
   MUOND_RETURN_IF_ERROR(check_timeout("bulk_timeout", options.bulk_timeout));
-  if (options.transport != "auto" && options.transport != "grpc" && options.transport != "arena") {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("session options: transport \"%s\": expected auto, grpc or arena",
-                        options.transport));
+  constexpr const char* kTransports[] = {"auto", "grpc", "arena", "cuda-ipc", "nccl", "pointer"};
+  if (std::find(std::begin(kTransports), std::end(kTransports), options.transport) ==
+      std::end(kTransports)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "session options: transport \"%s\": expected auto, grpc, arena, cuda-ipc, nccl or pointer",
+        options.transport));
   }
   constexpr std::int64_t kMin = 1024;
   constexpr std::int64_t kMax = std::int64_t{1} << 30;  // far below protobuf's 2 GiB

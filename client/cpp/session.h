@@ -8,6 +8,9 @@
 //     session->Pull(outcome->version, parameters);
 //   }
 //
+// Gradients and parameters may lie in the memory of a GPU: SessionOptions::gpu, SliceSource::place
+// and SliceSink::place (client/cpp/gpu.h).
+//
 // Every call has a deadline and may be repeated: the service applies a step once however often it
 // is finished. UNAVAILABLE, ABORTED streams and DATA_LOSS are retried here within the deadline
 // (retry.h); what is returned needs the caller: see each method. Pushes only read the caller's
@@ -27,6 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/cpp/gpu.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "proto/tls.h"
 #include "proto/values.h"
@@ -61,17 +65,27 @@ struct SessionOptions {
   absl::Duration step_timeout = absl::Seconds(120);   // of Finish: waiting for the other ranks
   absl::Duration bulk_timeout = absl::Seconds(300);   // of one Initialize, Push or Pull stream
   std::int64_t chunk_bytes = std::int64_t{1} << 20;   // payload of one message
-  // How gradients and parameters go: "auto" takes the best path that the daemon offers, "grpc" and
-  // "arena" (memory shared with a daemon on this host) are taken or refused.
+  // How gradients and parameters go: "auto" takes the best path that the daemon offers; "grpc",
+  // "arena" (memory shared with a daemon on this host), "cuda-ipc" (likewise, of a GPU), "nccl"
+  // (from GPU to GPU) and "pointer" (a daemon in this process) are taken or refused.
   std::string transport = "auto";
   std::int64_t arena_window_bytes = std::int64_t{4} << 20;  // a multiple of 4096
   std::int64_t arena_windows = 2;  // in each direction: one is filled while the other is drained
+  // The GPU whose memory gradients and parameters lie in: its CUDA ordinal in this process.
+  // Negative: host memory. Slices may name places of their own all the same.
+  int gpu = -1;
+  // Element type of gradients, for the size of a GPU's windows, each of which holds all of the
+  // rank's; nothing: each parameter's own. A wider one is refused when it is pushed.
+  std::optional<Dtype> gpu_gradient_dtype;
+  std::int64_t gpu_windows = 2;  // towards the daemon
+  // The driver of GPUs; null: the machine's, by LoadGpuDriver. Tests bring their own.
+  std::shared_ptr<GpuDriver> gpu_driver;
 };
 
 // The data path to one daemon, and why it is no other.
 struct ChosenTransport {
   std::string daemon;  // address
-  std::string name;    // "grpc", "arena" or "inprocess"
+  std::string name;    // "grpc", "arena", "inprocess", "cuda-ipc", "nccl" or "pointer"
   std::string reason;  // in words
 };
 
@@ -99,6 +113,7 @@ struct SliceSource {
   std::int64_t elements = 0;
   Dtype dtype = Dtype::kF32;
   std::int64_t micro_batch = 0;
+  GpuPlace place;  // of `data`
 };
 
 // Where one slice's values go, likewise. `dtype` must be the parameter's (or f32 for masters).
@@ -108,6 +123,7 @@ struct SliceSink {
   void* data = nullptr;
   std::int64_t elements = 0;
   Dtype dtype = Dtype::kF32;
+  GpuPlace place;  // of `data`
 };
 
 class Session {
@@ -188,6 +204,16 @@ class Session {
   // undefined.
   absl::Status Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master = false);
 
+  // Where a GPU's memory that is shared with a daemon keeps this slice: a trainer that has its
+  // gradients made there, or its parameters be views of it, saves a copy. Device pointers, good
+  // until the arena is lost (the path changes) or the session ends. Gradients: of the window that
+  // the next Begin uses; ask again before each step, or take `window` 0 <= w < gpu_windows of every
+  // (step mod gpu_windows). NOT_FOUND for slices that this rank has not, FAILED_PRECONDITION where
+  // the path is another than "cuda-ipc" or several daemons own the slice.
+  absl::StatusOr<void*> GradientPlace(const std::string& parameter, std::int64_t slice,
+                                      std::int64_t window);
+  absl::StatusOr<void*> ParameterPlace(const std::string& parameter, std::int64_t slice);
+
   // Leaves the run; the last rank's Close frees it. True when the run is gone.
   absl::StatusOr<bool> Close();
 
@@ -220,6 +246,7 @@ class Session {
   absl::Status AttachArena(int daemon, std::int64_t generation);
   // The arena of a daemon, a new one when it was lost; null where the path is another.
   absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaOf(int daemon);
+  absl::Status NoPlace(const std::string& parameter, std::int64_t slice) const;
   // What PushAsync has queued is done or has failed.
   CallResult DrainQueue();
   RetryPlan Plan(int daemon, const std::string& action, absl::Duration timeout) const;

@@ -80,6 +80,21 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> Session::ArenaOf(int daemon) {
   return path.arena;
 }
 
+absl::StatusOr<void*> Session::GradientPlace(const std::string& parameter, std::int64_t slice,
+                                             std::int64_t) {
+  return NoPlace(parameter, slice);
+}
+
+absl::StatusOr<void*> Session::ParameterPlace(const std::string& parameter, std::int64_t slice) {
+  return NoPlace(parameter, slice);
+}
+
+absl::Status Session::NoPlace(const std::string& parameter, std::int64_t slice) const {
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "parameter \"%s\": slice %d: no memory of a GPU is shared with the daemon that owns it",
+      parameter, slice));
+}
+
 CallResult Session::DrainQueue() { return queue_->Drain(); }
 
 void Session::Cancel() {

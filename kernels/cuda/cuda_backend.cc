@@ -132,6 +132,10 @@ class CudaBackend final : public Backend {
     return Report(RoundToHost(static_cast<char*>(host), dtype, src, elements), "rounding",
                   Count(elements, "element"));
   }
+  Error RoundAll(std::span<const RoundJob> jobs) override {
+    Use();
+    return Report(elementwise_.Round(jobs), "rounding of", jobs.size());
+  }
   Error StoreIterate(void* iterate, const float* src, std::size_t elements, double scale) override {
     Use();
     return Report(Finish(cuda::ToIterate(iterate, src, elements, scale, stream())),

@@ -113,6 +113,15 @@ struct CopyPassJob {
   std::uint32_t unit;
 };
 
+// dst[i] = src[i] in `dtype`, to nearest even.
+struct RoundPassJob {
+  void* dst;
+  const float* src;
+  std::size_t elements;
+  Dtype dtype;
+  bool aligned;
+};
+
 // Whether quads of `dtype` at this address can be read and written at once: true also for null.
 bool QuadAligned(const void* address, Dtype dtype);
 
@@ -126,6 +135,7 @@ cudaError_t Apply(const JobTable<ApplyPassJob>& table, ChunkStats* stats, cudaSt
 // stats[s * chunks + c]: s is 0 for the new W, 1 for m, 2 for v.
 cudaError_t AdamW(const JobTable<AdamWPassJob>& table, ChunkStats* stats, cudaStream_t stream);
 cudaError_t CopyAll(const JobTable<CopyPassJob>& table, cudaStream_t stream);
+cudaError_t RoundAll(const JobTable<RoundPassJob>& table, cudaStream_t stream);
 
 // tensors[j * planes + s] combines job j's part of plane s, a plane being `chunks` ChunkStats.
 // Where chunk_sums is not null, chunk_sums[c] is the sum of squares of chunk c in plane 0. Both

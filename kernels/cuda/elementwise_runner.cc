@@ -32,6 +32,11 @@ CopyPassJob MakeJob(const CopyJob& job) {
   return {job.dst, job.src, job.bytes, static_cast<std::uint32_t>(both & -both)};
 }
 
+RoundPassJob MakeJob(const RoundJob& job) {
+  return {job.dst, job.src, job.elements, job.dtype,
+          QuadAligned(job.dst, job.dtype) && QuadAligned(job.src, Dtype::kF32)};
+}
+
 ScanJob MakeJob(const GradientView& gradient) {
   return {gradient.data, gradient.elements, gradient.unscale, gradient.dtype, Aligned(gradient)};
 }
@@ -159,6 +164,15 @@ cudaError_t ElementwiseRunner::Copy(std::span<const CopyJob> jobs) {
       jobs, [](const CopyJob& job) { return MakeJob(job); }, table));
   if (table.chunks == 0) return cudaSuccess;
   MUOND_RETURN_IF_CUDA_ERROR(CopyAll(table, stream_));
+  return cudaStreamSynchronize(stream_);
+}
+
+cudaError_t ElementwiseRunner::Round(std::span<const RoundJob> jobs) {
+  JobTable<RoundPassJob> table;
+  MUOND_RETURN_IF_CUDA_ERROR(Upload(
+      jobs, [](const RoundJob& job) { return MakeJob(job); }, table));
+  if (table.chunks == 0) return cudaSuccess;
+  MUOND_RETURN_IF_CUDA_ERROR(RoundAll(table, stream_));
   return cudaStreamSynchronize(stream_);
 }
 

@@ -20,6 +20,7 @@ class ElementwiseRunner {
   explicit ElementwiseRunner(cudaStream_t stream) : stream_(stream) {}
 
   cudaError_t Copy(std::span<const CopyJob> jobs);
+  cudaError_t Round(std::span<const RoundJob> jobs);
   cudaError_t Scan(std::span<const GradientView> gradients, std::span<GradientScan> results);
   cudaError_t ScanState(std::span<const StateView> tensors, std::span<StateScan> results);
   cudaError_t Momentum(std::span<const MomentumJob> jobs, std::span<StateScan> states);

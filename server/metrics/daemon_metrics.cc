@@ -71,8 +71,13 @@ DaemonMetrics::DaemonMetrics(const BuildInfo& build, const BackendInfo& backend)
       queues_(series_.AddGauges(kQueueDepth)),
       peer_rtt_(series_.AddHistogram(kPeerRtt)),
       transport_choices_(series_.AddCounters(kTransportChoices)),
-      transport_fallbacks_(series_.AddCounters(kTransportFallbacks, {"arena", "grpc"})),
-      arenas_attached_(series_.AddGauge(kTransportConnections, {"arena"})) {
+      arenas_attached_(series_.AddGauge(kTransportConnections, {"arena"})),
+      ipc_attached_(series_.AddGauge(kTransportConnections, {"cuda-ipc"})),
+      pairs_attached_(series_.AddGauge(kTransportConnections, {"nccl"})) {
+  for (const std::string_view from : RowOf(kTransportFallbacks).labels[0].values) {
+    transport_fallbacks_[std::string(from)] =
+        series_.AddCounters(kTransportFallbacks, {std::string(from), "grpc"});
+  }
   series_.AddGauge(kBuildInfo, {build.version, build.revision, build.cuda, build.compiler})->Set(1);
   for (std::size_t device = 0; device < backend.models.size(); ++device) {
     const std::string& model = backend.models[device];
@@ -124,8 +129,16 @@ void DaemonMetrics::OnTransportChoice(TransportPath path) {
   transport_choices_[At(path)]->Increment();
 }
 
-void DaemonMetrics::OnTransportFallback(TransportFallback reason) {
-  transport_fallbacks_[At(reason)]->Increment();
+void DaemonMetrics::OnTransportFallback(TransportFallback reason, TransportPath from) {
+  const std::string path(RowOf(kTransportBytes).labels[0].values[At(from)]);
+  if (const auto found = transport_fallbacks_.find(path); found != transport_fallbacks_.end()) {
+    found->second[At(reason)]->Increment();
+  }
+}
+
+void DaemonMetrics::SetGpuTrainers(std::int64_t ipc, std::int64_t pairs) {
+  ipc_attached_->Set(static_cast<double>(ipc));
+  pairs_attached_->Set(static_cast<double>(pairs));
 }
 
 void DaemonMetrics::SetArenas(std::int64_t attached, std::int64_t bytes) {

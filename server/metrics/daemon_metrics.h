@@ -41,14 +41,16 @@ enum class LogSeverity : std::uint8_t { kDebug, kInfo, kWarning, kError, kCritic
 enum class StepPhase : std::uint8_t {
   kReceive, kUnscale, kReduce, kMomentum, kNewtonSchulz, kAdamW, kApply, kSend
 };
-enum class TransportPath : std::uint8_t { kGrpc, kArena, kInProcess };
+enum class TransportPath : std::uint8_t { kGrpc, kArena, kInProcess, kPointer, kCudaIpc, kNccl };
 enum class TransportDirection : std::uint8_t { kReceived, kSent };
 enum class TransportError : std::uint8_t {
   kTimeout, kReset, kChecksum, kProtocol, kVersion, kNoMemory
 };
 enum class QueueKind : std::uint8_t { kDevice, kPeer };
-// Why a registration got gRPC and not an arena.
-enum class TransportFallback : std::uint8_t { kNotOffered, kNoSocket, kRefused, kNotAttached };
+// Why a registration got gRPC and not a faster path.
+enum class TransportFallback : std::uint8_t {
+  kNotOffered, kNoSocket, kRefused, kNotAttached, kOtherGpu, kNamespace, kVersion
+};
 enum class MemoryKind : std::uint8_t {
   kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena
 };
@@ -100,10 +102,12 @@ class DaemonMetrics {
   void SetQueueDepth(std::function<double(QueueKind)> depth) { queue_depth_ = std::move(depth); }
   // A registration was given this path.
   void OnTransportChoice(TransportPath path);
-  // ... or gRPC in an arena's place.
-  void OnTransportFallback(TransportFallback reason);
+  // ... or gRPC in the place of `from`: an arena, CUDA IPC or NCCL.
+  void OnTransportFallback(TransportFallback reason, TransportPath from = TransportPath::kArena);
   // Of all trainers: how many have one, and the bytes of all.
   void SetArenas(std::int64_t attached, std::int64_t bytes);
+  // How many trainers have an arena of a GPU, and how many a pair of NCCL ranks.
+  void SetGpuTrainers(std::int64_t ipc, std::int64_t pairs);
 
   // Runs add what they allocate and subtract what they free; the gauge is the sum.
   void AddMemory(MemoryKind kind, std::int64_t bytes);
@@ -129,8 +133,10 @@ class DaemonMetrics {
   std::vector<prometheus::Gauge*> memory_, queues_;
   prometheus::Histogram* peer_rtt_;
   std::function<double(QueueKind)> queue_depth_;
-  std::vector<prometheus::Counter*> transport_choices_, transport_fallbacks_;  // path; reason
-  prometheus::Gauge* arenas_attached_;
+  std::vector<prometheus::Counter*> transport_choices_;  // by path
+  // By the path that was not taken, then by reason.
+  std::map<std::string, std::vector<prometheus::Counter*>> transport_fallbacks_;
+  prometheus::Gauge *arenas_attached_, *ipc_attached_, *pairs_attached_;
 
   std::mutex mutex_;  // of rpcs_
   std::atomic<int> rare_codes_{0};

@@ -39,7 +39,9 @@ std::vector<double> ResidualBuckets() {
 MetricLabel Run() { return {"run", {}}; }
 MetricLabel Group() { return {"group", {}}; }
 MetricLabel Algorithm() { return {"algorithm", {"muon", "adamw"}}; }
-MetricLabel Transport() { return {"transport", {"grpc", "arena", "inprocess"}}; }
+MetricLabel Transport() {
+  return {"transport", {"grpc", "arena", "inprocess", "pointer", "cuda-ipc", "nccl"}};
+}
 MetricLabel Direction() { return {"direction", {"rx", "tx"}}; }
 MetricLabel GrpcType() { return {"grpc_type", {}}; }
 MetricLabel GrpcService() { return {"grpc_service", {}}; }
@@ -232,8 +234,10 @@ std::vector<MetricRow> TransportRows() {
       {kTransportChoices, "muond_transport_choices_total", kCounter, kSection, {Transport()}, "",
        "Registrations by the data path that they were given.", {}},
       {kTransportFallbacks, "muond_transport_fallbacks_total", kCounter, kSection,
-       {{"from", {"arena"}}, {"to", {"grpc"}},
-        {"reason", {"not_offered", "no_socket", "refused", "not_attached"}}}, "",
+       {{"from", {"arena", "cuda-ipc", "nccl"}}, {"to", {"grpc"}},
+        {"reason",
+         {"not_offered", "no_socket", "refused", "not_attached", "other_gpu", "namespace",
+          "version"}}}, "",
        "Registrations that got a slower data path than a trainer could have on this host.", {}},
       {kTransportConnections, "muond_transport_connections", kGauge, kSection, {Transport()}, "",
        "Trainers attached to the daemon by that path; gRPC's come and go and are not counted.", {}},

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "server/transport/gpu_arena.h"
 
 namespace muond {
 namespace {
@@ -55,12 +56,26 @@ absl::StatusOr<ArenaLayout> LayOutArena(const ArenaSize& size, std::int64_t byte
   return layout;
 }
 
+Arena::Arena(ArenaOwner owner, ArenaLayout layout, ArenaMemory memory, std::string handle,
+             std::function<void(std::int64_t)> freed, std::unique_ptr<GpuBlock> gpu)
+    : owner_(std::move(owner)),
+      layout_(std::move(layout)),
+      memory_(std::move(memory)),
+      handle_(std::move(handle)),
+      freed_(std::move(freed)),
+      gpu_(std::move(gpu)),
+      drained_(layout_.windows.size(), 0) {}
+
 absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(ArenaOwner owner, ArenaLayout layout,
-                                                     std::function<void(std::int64_t)> freed) {
+                                                     std::function<void(std::int64_t)> freed,
+                                                     std::unique_ptr<GpuBlock> gpu) {
   MUOND_ASSIGN_OR_RETURN(ArenaMemory memory, ArenaMemory::Create(layout.bytes));
   MUOND_ASSIGN_OR_RETURN(std::string handle, RandomHandle());
+  if (gpu != nullptr) {
+    std::memcpy(memory.data() + layout.gpu_handle, gpu->handle().data(), gpu->handle().size());
+  }
   return std::shared_ptr<Arena>(new Arena(std::move(owner), std::move(layout), std::move(memory),
-                                          std::move(handle), std::move(freed)));
+                                          std::move(handle), std::move(freed), std::move(gpu)));
 }
 
 Arena::~Arena() {
@@ -95,6 +110,10 @@ absl::Status Arena::CheckFilled(std::int64_t window, std::int64_t sequence) cons
 absl::Status Arena::CopyOut(std::int64_t window, std::int64_t offset, std::int64_t bytes,
                             void* out) const {
   MUOND_ASSIGN_OR_RETURN(const ArenaWindow* const found, IncomingWindow(window));
+  if (gpu_ != nullptr) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: its windows are a GPU's: they take part in Exchange only", object()));
+  }
   // Without a sum that could overflow.
   if (bytes < 0 || bytes > found->bytes || offset < found->offset ||
       offset - found->offset > found->bytes - bytes) {
@@ -104,6 +123,32 @@ absl::Status Arena::CopyOut(std::int64_t window, std::int64_t offset, std::int64
   }
   std::memcpy(out, memory_.data() + offset, static_cast<std::size_t>(bytes));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> Arena::GpuRegion(std::int64_t window, std::int64_t offset,
+                                            std::int64_t bytes, bool to_daemon) const {
+  if (revoked_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s: it was let go of: open another", object()));
+  }
+  if (gpu_ == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: its windows are host memory: they take no part in Exchange", object()));
+  }
+  if (window < 0 || window >= std::ssize(layout_.windows) ||
+      layout_.windows[window].to_daemon != to_daemon) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: window %d is not one for what goes to the %s", object(), window,
+                        to_daemon ? "daemon" : "trainer"));
+  }
+  const ArenaWindow& found = layout_.windows[window];
+  if (bytes < 0 || bytes > found.bytes || offset < found.offset ||
+      offset - found.offset > found.bytes - bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: window %d: %d bytes at %d are not inside its %d bytes at %d", object(), window, bytes,
+        offset, found.bytes, found.offset));
+  }
+  return gpu_->data() + offset;
 }
 
 void Arena::SetDrained(std::int64_t window, std::int64_t sequence) {

@@ -24,7 +24,13 @@
 #include "absl/status/statusor.h"
 #include "proto/arena_memory.h"
 
+namespace muond::kernels {
+class DeviceMemory;
+}
+
 namespace muond {
+
+class GpuBlock;
 
 // Whose arena it is.
 struct ArenaOwner {
@@ -46,6 +52,9 @@ struct ArenaWindow {
 struct ArenaSize {
   std::int64_t window_bytes = 0;
   std::int64_t windows = 0;
+  // Not null: in the memory of this GPU (gpu_arena.h), with one window of pull_bytes back.
+  kernels::DeviceMemory* gpu = nullptr;
+  std::int64_t pull_bytes = 0;
 };
 
 inline constexpr std::int64_t kArenaWindowBytesMin = 64 * 1024;
@@ -58,6 +67,8 @@ inline constexpr std::int64_t kArenaPageBytes = 4096;
 struct ArenaLayout {
   std::vector<ArenaWindow> windows;
   std::int64_t bytes = 0;
+  std::int64_t gpu_bytes = 0;   // of a GPU's block, which windows lie in then; 0: of host memory
+  std::int64_t gpu_handle = 0;  // where its handle is
 };
 absl::StatusOr<ArenaLayout> LayOutArena(const ArenaSize& size, std::int64_t bytes_max);
 
@@ -65,7 +76,8 @@ class Arena {
  public:
   // `freed` is called with the arena's bytes when its last user has let go.
   static absl::StatusOr<std::shared_ptr<Arena>> Create(ArenaOwner owner, ArenaLayout layout,
-                                                       std::function<void(std::int64_t)> freed);
+                                                       std::function<void(std::int64_t)> freed,
+                                                       std::unique_ptr<GpuBlock> gpu = nullptr);
   ~Arena();
 
   const std::string& handle() const { return handle_; }  // random; a secret of the trainer
@@ -87,6 +99,11 @@ class Arena {
   // Copies a region of that window to private memory. INVALID_ARGUMENT when it is not inside.
   absl::Status CopyOut(std::int64_t window, std::int64_t offset, std::int64_t bytes,
                        void* out) const;
+  // Where a region of a window lies in the GPU's block: what the daemon reads, or writes. Errors as
+  // CopyOut, and INVALID_ARGUMENT where the arena is of host memory.
+  absl::StatusOr<std::byte*> GpuRegion(std::int64_t window, std::int64_t offset,
+                                       std::int64_t bytes, bool to_daemon) const;
+  const GpuBlock* gpu() const { return gpu_.get(); }
   // All of it was copied. The slot never goes back, also when an older stream comes late.
   void SetDrained(std::int64_t window, std::int64_t sequence);
 
@@ -100,13 +117,7 @@ class Arena {
 
  private:
   Arena(ArenaOwner owner, ArenaLayout layout, ArenaMemory memory, std::string handle,
-        std::function<void(std::int64_t)> freed)
-      : owner_(std::move(owner)),
-        layout_(std::move(layout)),
-        memory_(std::move(memory)),
-        handle_(std::move(handle)),
-        freed_(std::move(freed)),
-        drained_(layout_.windows.size(), 0) {}
+        std::function<void(std::int64_t)> freed, std::unique_ptr<GpuBlock> gpu);
   absl::StatusOr<const ArenaWindow*> IncomingWindow(std::int64_t window) const;
 
   const ArenaOwner owner_;
@@ -114,6 +125,7 @@ class Arena {
   ArenaMemory memory_;
   const std::string handle_;
   const std::function<void(std::int64_t)> freed_;
+  const std::unique_ptr<GpuBlock> gpu_;  // null: windows lie in memory_
   std::atomic<bool> revoked_{false}, pulling_{false};
   std::mutex mutex_;  // of drained_
   std::vector<std::int64_t> drained_;  // what the slots say, out of the trainer's reach

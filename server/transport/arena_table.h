@@ -32,11 +32,13 @@ struct ArenaLimits {
 class ArenaTable {
  public:
   // `changed` hears of every change: how many arenas are attached, and the bytes of all.
+  // `gpu_changed` of those in GPUs' memory, which `changed` does not count.
   using Observer = std::function<void(std::int64_t attached, std::int64_t bytes)>;
-  explicit ArenaTable(const ArenaLimits& limits, Observer changed = nullptr);
+  explicit ArenaTable(const ArenaLimits& limits, Observer changed = nullptr,
+                      Observer gpu_changed = nullptr);
 
-  // Replaces the owner's former arena. Errors: those of LayOutArena; RESOURCE_EXHAUSTED when the
-  // limits are reached.
+  // Replaces the owner's former arena. Errors: those of LayOutArena and LayOutGpuArena;
+  // RESOURCE_EXHAUSTED when the limits are reached or a GPU has no memory left.
   absl::StatusOr<std::shared_ptr<Arena>> Open(const ArenaOwner& owner, const ArenaSize& size,
                                               absl::Time now);
   // FAILED_PRECONDITION when there is no such arena (it was let go of), or it is another owner's.
@@ -55,6 +57,7 @@ class ArenaTable {
 
   std::int64_t attached() const;
   std::int64_t bytes() const;  // of all that still have a user
+  std::int64_t gpu_bytes() const;  // likewise, of GPUs' memory
 
  private:
   struct Entry {
@@ -65,6 +68,7 @@ class ArenaTable {
   struct Books;  // outlives the table, for arenas that streams still use
   void Erase(std::map<ArenaOwner, Entry>::iterator entry);
   Entry* Lookup(const std::string& handle);
+  absl::StatusOr<std::shared_ptr<Arena>> Make(const ArenaOwner& owner, const ArenaSize& size);
   void Tell() const;
 
   const ArenaLimits limits_;

@@ -102,7 +102,11 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header,
     XXH3_64bits_update(hash_.get(), piece.data(), piece.size());
   }
   const std::int64_t count = bytes / static_cast<std::int64_t>(DtypeBytes(dtype_));
-  if (target_.base != nullptr) Copy(header.offset, count, payload);
+  if (target_.base != nullptr) {
+    MUOND_RETURN_IF_ERROR(Copy(header.offset, count, payload));
+  } else {
+    AddToSum(payload);
+  }
   received_ += count;
   in_range_ += count;
   if (count > 0 && in_range_ == ranges_[range_].count) {
@@ -140,15 +144,14 @@ class PieceReader {
 
 }  // namespace
 
-// Elements [first, first + count) of the slice, all expected, to their places.
-void SliceReceiver::Copy(std::int64_t first, std::int64_t count,
-                         std::span<const std::string_view> payload) const {
+template <typename Visit>
+void SliceReceiver::ForEachPlace(std::int64_t first, std::int64_t count,
+                                 const Visit& visit) const {
   const auto size = static_cast<std::int64_t>(DtypeBytes(dtype_));
-  PieceReader reader(payload);
   if (target_.shards.empty()) {
     ForEachRun(box_, target_.shape, first, count,
                [&](std::int64_t at, std::int64_t, std::int64_t n) {
-                 reader.Read(target_.base + at * size, static_cast<std::size_t>(n * size));
+                 visit(target_.base + at * size, n);
                });
     return;
   }
@@ -160,12 +163,87 @@ void SliceReceiver::Copy(std::int64_t first, std::int64_t count,
     if (begin < end) {
       ForEachRun(box_, target_.shape, begin, end - begin,
                  [&](std::int64_t at, std::int64_t, std::int64_t n) {
-                   reader.Read(base + (at - shard.first) * size,
-                               static_cast<std::size_t>(n * size));
+                   visit(base + (at - shard.first) * size, n);
                  });
     }
     base += shard.elements * size;
   }
+}
+
+// Elements [first, first + count) of the slice, all expected, to their places.
+absl::Status SliceReceiver::Copy(std::int64_t first, std::int64_t count,
+                                 std::span<const std::string_view> payload) const {
+  const std::size_t size = DtypeBytes(dtype_);
+  PieceReader reader(payload);
+  if (target_.device == nullptr) {
+    ForEachPlace(first, count, [&](std::byte* to, std::int64_t n) {
+      reader.Read(to, static_cast<std::size_t>(n) * size);
+    });
+    return absl::OkStatus();
+  }
+  std::vector<std::byte> bytes;
+  kernels::Error error;
+  ForEachPlace(first, count, [&](std::byte* to, std::int64_t n) {
+    bytes.resize(static_cast<std::size_t>(n) * size);
+    reader.Read(bytes.data(), bytes.size());
+    if (!error) error = target_.device->Write(to, bytes.data(), bytes.size());
+  });
+  if (!error) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat("%s: %s", object_, error.message()));
+}
+
+// Of a slice that is only digested: what it would be known by if it had been moved.
+void SliceReceiver::AddToSum(std::span<const std::string_view> payload) {
+  std::string bytes;
+  for (const std::string_view piece : payload) bytes += piece;
+  const std::size_t size = DtypeBytes(dtype_);
+  sum_ += kernels::SumOf(bytes.data(), bytes.size() / size, static_cast<std::uint32_t>(size),
+                         static_cast<std::uint64_t>(received_));
+}
+
+absl::StatusOr<std::unique_lock<std::mutex>> SliceReceiver::BeginMoves(
+    const ChunkHeader& header, const std::byte* from, std::int64_t bytes, std::uint32_t sum,
+    std::vector<kernels::MoveJob>& moves) {
+  const std::size_t size = DtypeBytes(dtype_);
+  std::unique_lock lock(mutex_);
+  if (!revoked_.ok()) return revoked_;
+  if (header.dtype != dtype_) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: expected elements of %s, got %s", object_, std::string(kernels::DtypeName(dtype_)),
+        std::string(kernels::DtypeName(header.dtype))));
+  }
+  if (bytes != elements_ * static_cast<std::int64_t>(size) || header.offset != Next() ||
+      received_ != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: expected all of its %d bytes from element %d on in one region, got %d from %d on",
+        object_, elements_ * static_cast<std::int64_t>(size), Next(), bytes, header.offset));
+  }
+  kernels::MoveJob job{.src = from,
+                       .elements = static_cast<std::size_t>(elements_),
+                       .element_bytes = static_cast<std::uint32_t>(size),
+                       .sum = sum};
+  if (target_.base == nullptr) {
+    moves.push_back(job);
+    return lock;
+  }
+  for (const ElementRange& range : ranges_) {
+    ForEachPlace(range.first, range.count, [&](std::byte* to, std::int64_t n) {
+      job.dst = to;
+      job.elements = static_cast<std::size_t>(n);
+      moves.push_back(job);
+      job.src = static_cast<const std::byte*>(job.src) + static_cast<std::size_t>(n) * size;
+      job.first += static_cast<std::uint64_t>(n);
+    });
+  }
+  return lock;
+}
+
+// The mutex is held, by BeginMoves's lock.
+void SliceReceiver::EndMoves(std::uint64_t sum) {
+  moved_ = true;
+  sum_ = sum;
+  received_ = elements_;
+  range_ = ranges_.size();
 }
 
 void SliceReceiver::Revoke(const absl::Status& why) {
@@ -192,9 +270,21 @@ absl::Status SliceReceiver::CheckComplete() const {
       absl::StrFormat("%s: expected %d bytes, got %d", object_, elements_ * size, got * size));
 }
 
+std::uint64_t SliceReceiver::MovedDigest() const {
+  const std::uint64_t values[3] = {static_cast<std::uint64_t>(dtype_),
+                                   static_cast<std::uint64_t>(elements_), sum_};
+  return XXH3_64bits(values, sizeof(values));
+}
+
 std::uint64_t SliceReceiver::digest() const {
   std::lock_guard lock(mutex_);
-  return XXH3_64bits_digest(hash_.get());
+  return moved_ ? MovedDigest() : XXH3_64bits_digest(hash_.get());
+}
+
+std::optional<std::uint64_t> SliceReceiver::other_digest() const {
+  std::lock_guard lock(mutex_);
+  if (moved_ || target_.base != nullptr) return std::nullopt;
+  return MovedDigest();
 }
 
 }  // namespace muond

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "kernels/device_memory.h"
 #include "proto/shard.h"
 #include "proto/values.h"
 
@@ -29,6 +31,8 @@ struct SliceTarget {
   Dims shape;  // of the whole row-major tensor
   // Ascending, not overlapping; empty: the whole tensor.
   std::vector<Shard> shards;
+  // Where `base` is memory of a device: what writes there. Null: host memory.
+  kernels::DeviceMemory* device = nullptr;
 };
 
 // What a chunk says of itself.
@@ -53,6 +57,17 @@ class SliceReceiver {
   // change meanwhile: what a trainer can write to is copied first.
   absl::Status Receive(const ChunkHeader& header, std::span<const std::string_view> payload);
 
+  // Likewise, for all that is expected at once, in memory of a device that the caller moves itself:
+  // adds the moves, from `from` on, with the index `sum`, and returns a lock under which they are to
+  // be carried out. Then EndMoves, with what was summed, and the lock may go. Errors as Receive, and
+  // INVALID_ARGUMENT unless `bytes` are exactly those that are expected. One receiver's lock may be
+  // held together with others', not together with anything else.
+  absl::StatusOr<std::unique_lock<std::mutex>> BeginMoves(const ChunkHeader& header,
+                                                          const std::byte* from,
+                                                          std::int64_t bytes, std::uint32_t sum,
+                                                          std::vector<kernels::MoveJob>& moves);
+  void EndMoves(std::uint64_t sum);
+
   // The stream that feeds this receiver may not write again: it gets `why`, behind the object. A
   // status, not OK. The first reason stays.
   void Revoke(const absl::Status& why);
@@ -60,8 +75,11 @@ class SliceReceiver {
   bool complete() const;
   // INVALID_ARGUMENT naming expected and received elements unless complete.
   absl::Status CheckComplete() const;
-  // Of dtype, element count and payload: independent of the chunking. Valid when complete.
+  // Of dtype, element count and payload: independent of the chunking. Valid when complete. Two kinds
+  // of it: of what came in chunks, and of what was moved. A slice in chunks that is only digested
+  // (`base` null) has both, so that one which was moved before is known again.
   std::uint64_t digest() const;
+  std::optional<std::uint64_t> other_digest() const;
   std::int64_t elements() const { return elements_; }  // expected
   std::int64_t received() const;
   Dtype dtype() const { return dtype_; }
@@ -70,8 +88,13 @@ class SliceReceiver {
  private:
   const std::string object_;
   absl::Status Check(const ChunkHeader& header, std::int64_t bytes) const;
-  void Copy(std::int64_t first, std::int64_t count,
-            std::span<const std::string_view> payload) const;
+  absl::Status Copy(std::int64_t first, std::int64_t count,
+                    std::span<const std::string_view> payload) const;
+  std::uint64_t MovedDigest() const;
+  void AddToSum(std::span<const std::string_view> payload);
+  // visit(to, n): the next n elements go there; null: nowhere. In the slice's order.
+  template <typename Visit>
+  void ForEachPlace(std::int64_t first, std::int64_t count, const Visit& visit) const;
   std::int64_t Next() const;
 
   const Box box_;
@@ -89,6 +112,8 @@ class SliceReceiver {
     void operator()(XXH3_state_s* state) const;
   };
   std::unique_ptr<XXH3_state_s, FreeHash> hash_;
+  bool moved_ = false;     // all of it came by BeginMoves
+  std::uint64_t sum_ = 0;  // of the elements so far, as moves take it
 };
 
 }  // namespace muond
