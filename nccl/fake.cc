@@ -142,11 +142,11 @@ Result GetAsyncError(Communicator* comm, Result* error) {
   *error = comm->error;
   if (state.faults.remote_error) *error = Result::kRemoteError;
   if (*error != Result::kSuccess) return Result::kSuccess;
-  const Communicator* const peer = PeerOf(state, *comm);
+  Communicator* const peer = PeerOf(state, *comm);
   const bool missing = peer == nullptr || Silent(state, comm->uuid) || Silent(state, peer->uuid);
   if (peer != nullptr && peer->uuid == comm->uuid) {
-    comm->error = *error = Result::kInvalidUsage;
-    comm->words = "Duplicate GPU detected";
+    comm->error = peer->error = *error = Result::kInvalidUsage;
+    comm->words = peer->words = "Duplicate GPU detected";
   } else if (comm->polls > 0 && (--comm->polls > 0 || missing)) {
     comm->polls = std::max(comm->polls, 1);
     *error = Result::kInProgress;

@@ -82,15 +82,15 @@ struct Worker::State : std::enable_shared_from_this<Worker::State> {
 
 Link::~Link() { Abort(absl::CancelledError("NCCL: the link was closed")); }
 
-void Link::Post(Exchange exchange) {
-  absl::Status broken;
+absl::Status Link::Post(Exchange exchange) {
   {
     std::lock_guard lock(shared_->mutex);
-    broken = shared_->status.ok() && shared_->abort ? *shared_->abort : shared_->status;
-    if (broken.ok()) shared_->posted.push_back(std::move(exchange));
+    if (!shared_->status.ok()) return shared_->status;
+    if (shared_->abort) return *shared_->abort;
+    shared_->posted.push_back(std::move(exchange));
   }
-  if (!broken.ok()) return exchange.done(broken);
   if (const auto worker = shared_->worker.lock()) worker->Wake();
+  return absl::OkStatus();
 }
 
 void Link::Abort(const absl::Status& why) {

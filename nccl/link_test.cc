@@ -118,10 +118,10 @@ TEST_F(LinkTest, BytesArriveInOrder) {
   Memory to_one(daemon_->device(), "..."), to_three(daemon_->device(), ".....");
   Memory back(daemon_->device(), "back"), to_back(trainer_->device(), "....");
   std::vector<DoneSlot> done(4);
-  b_->Post(Sends({one.piece(), {nullptr, 0}, three.piece()}, done[0]));
-  b_->Post(Receives({to_back.piece()}, done[1]));
-  a_->Post(Receives({to_one.piece(), {nullptr, 0}, to_three.piece()}, done[2]));
-  a_->Post(Sends({back.piece()}, done[3]));
+  ASSERT_TRUE(b_->Post(Sends({one.piece(), {nullptr, 0}, three.piece()}, done[0])).ok());
+  ASSERT_TRUE(b_->Post(Receives({to_back.piece()}, done[1])).ok());
+  ASSERT_TRUE(a_->Post(Receives({to_one.piece(), {nullptr, 0}, to_three.piece()}, done[2])).ok());
+  ASSERT_TRUE(a_->Post(Sends({back.piece()}, done[3])).ok());
   for (DoneSlot& slot : done) EXPECT_TRUE(slot.Wait().ok());
   EXPECT_EQ(to_one.text(), "one");
   EXPECT_EQ(to_three.text(), "three");
@@ -134,9 +134,9 @@ TEST_F(LinkTest, ExchangesMayBePostedBeforeThePeerIsThere) {
   DoneSlot ready_a, ready_b, sent, received;
   Memory from(trainer_->device(), "early"), to(daemon_->device(), ".....");
   b_ = trainer_->Connect(id, 1, absl::Now() + absl::Seconds(10), ready_b.callback());
-  b_->Post(Sends({from.piece()}, sent));
+  ASSERT_TRUE(b_->Post(Sends({from.piece()}, sent)).ok());
   a_ = daemon_->Connect(id, 0, absl::Now() + absl::Seconds(10), ready_a.callback());
-  a_->Post(Receives({to.piece()}, received));
+  ASSERT_TRUE(a_->Post(Receives({to.piece()}, received)).ok());
   EXPECT_TRUE(ready_a.Wait().ok());
   EXPECT_TRUE(ready_b.Wait().ok());
   EXPECT_TRUE(sent.Wait().ok());
@@ -152,8 +152,8 @@ TEST_F(LinkTest, SmallPiecesTravelInAPack) {
   Exchange exchange = Sends({pack.piece()}, sent);
   exchange.copies = {{pack.piece().data, a.piece().data, 2},
                      {static_cast<char*>(pack.piece().data) + 3, b.piece().data, 3}};
-  b_->Post(std::move(exchange));
-  a_->Post(Receives({to.piece()}, received));
+  ASSERT_TRUE(b_->Post(std::move(exchange)).ok());
+  ASSERT_TRUE(a_->Post(Receives({to.piece()}, received)).ok());
   EXPECT_TRUE(received.Wait().ok());
   EXPECT_TRUE(sent.Wait().ok());
   EXPECT_EQ(to.text(), "aa.bbb");
@@ -189,9 +189,9 @@ TEST_F(LinkTest, APeerKilledInAnExchangeCostsItsDeadlineAndNoOtherLink) {
   Memory lost(daemon_->device(), "...."), from(other_gpu->device(), "live"),
       to(daemon_->device(), "....");
   const absl::Time start = absl::Now();
-  a_->Post(Receives({lost.piece()}, killed, absl::Milliseconds(300)));
-  c->Post(Receives({to.piece()}, received));
-  d->Post(Sends({from.piece()}, sent));
+  ASSERT_TRUE(a_->Post(Receives({lost.piece()}, killed, absl::Milliseconds(300))).ok());
+  ASSERT_TRUE(c->Post(Receives({to.piece()}, received)).ok());
+  ASSERT_TRUE(d->Post(Sends({from.piece()}, sent)).ok());
   EXPECT_TRUE(received.Wait().ok());  // while the other link still waits
   EXPECT_EQ(to.text(), "live");
   EXPECT_TRUE(sent.Wait().ok());
@@ -210,7 +210,7 @@ TEST_F(LinkTest, AnErrorThatNcclReportsBreaksTheLinkAtOnce) {
   ASSERT_TRUE(Connect().first.ok());
   Memory to(daemon_->device(), "....");
   DoneSlot received;
-  a_->Post(Receives({to.piece()}, received));
+  ASSERT_TRUE(a_->Post(Receives({to.piece()}, received)).ok());
   fake::SetFaults({.remote_error = true});
   const absl::Status status = received.Wait();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
@@ -222,7 +222,7 @@ TEST_F(LinkTest, AnAbortThatBlocksLeavesTheThreadFree) {
   fake::SetFaults({.stuck_abort = true});
   Memory lost(daemon_->device(), "....");
   DoneSlot ended;
-  a_->Post(Receives({lost.piece()}, ended));
+  ASSERT_TRUE(a_->Post(Receives({lost.piece()}, ended)).ok());
   a_->Abort(absl::CancelledError("the trainer is gone"));
   UniqueId id;
   fake::TheLibrary().api.get_unique_id(&id);
@@ -242,9 +242,9 @@ TEST_F(LinkTest, ABrokenLinkRefusesWithItsReason) {
   ASSERT_TRUE(Connect().first.ok());
   a_->Abort(absl::CancelledError("enough"));
   Memory to(daemon_->device(), "....");
-  DoneSlot refused;
-  a_->Post(Receives({to.piece()}, refused));
-  EXPECT_THAT(std::string(refused.Wait().message()), testing::HasSubstr("enough"));
+  DoneSlot never;
+  const absl::Status refused = a_->Post(Receives({to.piece()}, never));
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("enough"));
 }
 
 TEST(TransferPlan, SmallRegionsShareATransferAndEmptyOnesHaveNone) {

@@ -19,6 +19,10 @@ struct Region {
 // size.
 inline constexpr std::int64_t kAloneBytes = std::int64_t{1} << 20;
 
+// Of a group, or one larger transfer: large beside what a group costs, small beside a step's
+// gradients.
+inline constexpr std::int64_t kGroupBytes = std::int64_t{256} << 20;
+
 // One send, and the receive of the same size: bytes [offset, offset + bytes) of the window, which
 // hold regions [first, first + count), gaps between them included.
 struct Transfer {
@@ -26,6 +30,9 @@ struct Transfer {
   std::int64_t bytes = 0;  // never 0
   std::size_t first = 0;
   std::size_t count = 0;
+  // Which NCCL group it belongs to, ascending from 0: what has arrived is looked at while the next
+  // group comes.
+  std::size_t group = 0;
 };
 
 // Regions must be inside the window, ascending, and not overlap. Empty ones are in no transfer's

@@ -60,7 +60,7 @@ ARROWS = {
     "checkpoint": ("registry", "proto", "values", "tensor"),
     "step": ("registry", "values", "tensor"),
     "engine": ("registry", "faults", "values", "tensor", "kernels"),
-    "transport": ("registry", "proto", "messages", "values", "tensor", "kernels"),
+    "transport": ("nccl", "registry", "proto", "messages", "values", "tensor", "kernels"),
     "cluster": ("step", "registry", "proto", "messages", "values", "tensor"),
     "metrics": ("values", "tensor"),
     "run": ("checkpoint",
