@@ -70,6 +70,13 @@ class DeviceMemory {
   virtual Error MoveAll(std::span<const MoveJob> jobs, std::span<std::uint64_t> sums) = 0;
   // Bytes from the host, any, to this device.
   virtual Error Write(void* dst, const void* host, std::size_t bytes) = 0;
+  // And back.
+  virtual Error Read(void* host, const void* src, std::size_t bytes) = 0;
+  // Whether backends on the other devices of this process reach this memory, too, and it theirs.
+  virtual bool shared_with_peers() const { return true; }
+  // Whether moves may read the whole of this memory: a pointer that somebody else names is asked
+  // for first.
+  virtual bool Reaches(const void* data, std::size_t bytes) const = 0;
 };
 
 // Host memory under the same interface: what an in-process trainer's pointers are read by, and what

@@ -76,6 +76,10 @@ class HostDeviceMemory final : public DeviceMemory {
     if (bytes > 0) std::memcpy(dst, host, bytes);
     return {};
   }
+  Error Read(void* host, const void* src, std::size_t bytes) override {
+    return Write(host, src, bytes);
+  }
+  bool Reaches(const void* data, std::size_t) const override { return data != nullptr; }
 
  private:
   const std::string uuid_;

@@ -213,6 +213,12 @@ absl::Status SendArena(int connection, int memory, const std::string& refusal) {
   return absl::OkStatus();
 }
 
+std::string PidNamespace() {
+  char name[64];
+  const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof(name));
+  return length > 0 ? std::string(name, static_cast<std::size_t>(length)) : "";
+}
+
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;

@@ -98,6 +98,8 @@ bool ArenaHungUp(int connection);
 // The daemon's side: hands the memory over, or the reason why not (`memory` -1).
 absl::Status SendArena(int connection, int memory, const std::string& refusal);
 
+// The process namespace that this process is in; empty where it can't be read.
+std::string PidNamespace();
 // Identity of this host's running kernel; empty where it can't be read.
 std::string BootId();
 

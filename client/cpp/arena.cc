@@ -20,17 +20,18 @@ bool MakesSense(const v1::ArenaWindow& window, std::int64_t total) {
          Inside(window.drained(), 8, total) && window.drained() % 8 == 0;
 }
 
-absl::StatusOr<ReceivedArena> Receive(const std::string& own, const v1::OpenArenaReply& opened,
-                                      absl::Time deadline) {
+}  // namespace
+
+absl::StatusOr<ReceivedArena> FetchArena(const std::string& own, const v1::OpenArenaReply& opened,
+                                         absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
   if (!own.empty() && own != opened.socket()) {
-    auto received = ReceiveArena(own, opened.handle(), deadline - absl::Now());
+    auto received = ReceiveArena(own, opened.handle(), timeout);
     // A daemon that answered has said all: the handle is used up.
     if (received.ok() || absl::IsPermissionDenied(received.status())) return received;
   }
   return ReceiveArena(opened.socket(), opened.handle(), deadline - absl::Now());
 }
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaLink::Attach(v1::Optimizer::Stub& stub,
                                                              const ArenaRequest& request,
@@ -46,7 +47,7 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaLink::Attach(v1::Optimizer::Stub
       CallOnce(stub, &v1::Optimizer::Stub::OpenArena, open, &opened, deadline);
   MUOND_RETURN_IF_ERROR(result.status);
   *handle = opened.handle();
-  MUOND_ASSIGN_OR_RETURN(ReceivedArena received, Receive(request.socket, opened, deadline));
+  MUOND_ASSIGN_OR_RETURN(ReceivedArena received, FetchArena(request.socket, opened, deadline - absl::Now()));
   MUOND_ASSIGN_OR_RETURN(ArenaMemory memory,
                          ArenaMemory::Map(std::move(received.memory), opened.bytes()));
   // The mapping is all that is needed.

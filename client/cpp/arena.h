@@ -26,6 +26,11 @@ struct ArenaRequest {
   std::string socket;
 };
 
+// The memory of an arena that was opened: by `own`, a path where the socket may be mounted here, if
+// it is not empty, else by the path that the daemon names.
+absl::StatusOr<ReceivedArena> FetchArena(const std::string& own, const v1::OpenArenaReply& opened,
+                                         absl::Duration timeout);
+
 // One thread at a time. Streams keep the link for as long as they use its memory.
 class ArenaLink {
  public:

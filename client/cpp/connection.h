@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -19,6 +20,8 @@
 namespace muond::client {
 
 class ArenaLink;
+class Bounce;
+class GpuLink;
 
 // What a message holds beside the payload of its chunk: names, ids, and room to grow.
 inline constexpr std::int64_t kMessageHeaderBytes = 64 * 1024;
@@ -52,9 +55,13 @@ class Connection {
   void Pause(absl::Duration duration);
   // The data path to this daemon, as Register chose it.
   struct Path {
-    std::string name = "grpc";  // "grpc", "arena" or "inprocess"
+    std::string name = "grpc";  // RegisterReply.transport
     std::string reason;
     std::shared_ptr<ArenaLink> arena;  // of path "arena"
+    std::shared_ptr<GpuLink> gpu;      // of path "cuda-ipc"
+    // Lost ones: views of them may still be read.
+    std::vector<std::shared_ptr<GpuLink>> retired;
+    std::shared_ptr<Bounce> bounce;  // of a GPU's slices on other paths, once there are any
   };
   // Belongs to whoever calls this daemon.
   Path& path() { return path_; }

@@ -77,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std:
   session->slices_ = slices;
   session->rank_ = rank;
   session->table_ = std::make_unique<SliceTable>(session->spec_, rank, session->slices_);
+  MUOND_RETURN_IF_ERROR(session->SetUpGpu());
   MUOND_RETURN_IF_ERROR(session->Rejoin());
   return session;
 }
@@ -91,8 +92,7 @@ CallResult Session::RegisterWith(int daemon, v1::RegisterReply* reply) {
   SlicesToProto(slices_, request.mutable_slices());
   request.set_client(kClientName);
   if (options_.transport != "auto") request.set_transport(options_.transport);
-  request.add_transports("arena");
-  request.set_boot_id(BootId());
+  OfferPaths(&request);
   CallResult result = CallWithRetries(
       Plan(daemon, "register", options_.call_timeout), [&](const Attempt& attempt) {
         return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Register, request,
@@ -113,7 +113,8 @@ absl::Status Session::Rejoin() {
       /*but_home=*/true);
   MUOND_RETURN_IF_ERROR(others.status);
   replies[daemons_->home()] = std::move(first);
-  return Adopt(replies);
+  MUOND_RETURN_IF_ERROR(Adopt(replies));
+  return AttachGpus();
 }
 
 // FAILED_PRECONDITION unless all daemons see the same run on the same daemons.

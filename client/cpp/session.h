@@ -20,6 +20,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,11 +46,15 @@ class Canceller;
 class Connection;
 class Daemons;
 class ArenaLink;
+class GpuLayout;
+class GpuLink;
 class OwnerTable;
 class PushQueue;
 class SliceTable;
 struct CallResult;
+struct ExchangePath;
 struct RetryPlan;
+struct SinkPart;
 struct SlicePart;
 
 struct SessionOptions {
@@ -161,6 +166,12 @@ class Session {
   // step is 0 and loss_scale is 0. Returns the outcome; a skipped step is an outcome, not an error.
   absl::StatusOr<StepOutcome> Step(StepBegin begin, std::span<const SliceSource> gradients,
                                    const std::vector<std::string>& absent = {});
+  // Step, and a Pull of the version that it leads to: where all of it lies in memory that one daemon
+  // reaches, in one call, and the parameters are written as they are updated. An error may be the
+  // pull's: the step stands then (last_outcome()).
+  absl::StatusOr<StepOutcome> StepAndPull(StepBegin begin, std::span<const SliceSource> gradients,
+                                          std::span<const SliceSink> sinks,
+                                          const std::vector<std::string>& absent = {});
 
   // The same in pieces, for trainers that push while backward still runs. ABORTED: the generation
   // was raised or the step's attempt was given up; Rejoin, then start the step again from Begin.
@@ -171,6 +182,9 @@ class Session {
   // every other method waits for what is on its way, and Finish returns the first failure.
   absl::StatusOr<std::shared_ptr<PushTicket>> PushAsync(std::span<const SliceSource> gradients);
   absl::StatusOr<StepOutcome> Finish(const std::vector<std::string>& absent = {});
+  // Likewise with a Pull, as StepAndPull.
+  absl::StatusOr<StepOutcome> FinishAndPull(std::span<const SliceSink> sinks,
+                                            const std::vector<std::string>& absent = {});
 
   // From any thread: every call that is under way, and what PushAsync has queued, returns
   // CANCELLED. The run is as if the trainer had been silent; later calls work.
@@ -218,6 +232,13 @@ class Session {
   absl::StatusOr<bool> Close();
 
  private:
+  // A step in one call: what Begin, Push, Finish and Pull would say.
+  struct StepRequest {
+    const StepBegin* begin = nullptr;  // null: it was begun
+    std::span<const SliceSource> gradients;
+    const std::vector<std::string>* absent = nullptr;
+    std::span<const SliceSink> sinks;
+  };
   Session();
   // Registers with one daemon.
   CallResult RegisterWith(int daemon, v1::RegisterReply* reply);
@@ -236,9 +257,7 @@ class Session {
   CallResult FinishOnce(const std::vector<std::string>& absent,
                         std::vector<v1::FinishReply>* replies);
   // One try of a whole step; empty outcome: it must begin anew after a Rejoin.
-  absl::StatusOr<std::optional<StepOutcome>> TryStep(const StepBegin& begin,
-                                                     std::span<const SliceSource> gradients,
-                                                     const std::vector<std::string>& absent);
+  absl::StatusOr<std::optional<StepOutcome>> TryStep(const StepRequest& step, bool* pulled);
   v1::RunId Id() const;
   std::int64_t ChunkBytes() const;
   // The path that the daemon's answer names; gRPC when an arena can't be had and need not.
@@ -246,7 +265,35 @@ class Session {
   absl::Status AttachArena(int daemon, std::int64_t generation);
   // The arena of a daemon, a new one when it was lost; null where the path is another.
   absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaOf(int daemon);
-  absl::Status NoPlace(const std::string& parameter, std::int64_t slice) const;
+  // -- Memory that a daemon reaches itself (session_exchange.cc)
+  absl::Status SetUpGpu();
+  absl::StatusOr<std::shared_ptr<GpuDriver>> Driver() const;
+  void OfferPaths(v1::RegisterRequest* request) const;
+  GpuLayout LayoutFor(int daemon) const;
+  absl::Status AttachGpus();
+  absl::Status AttachGpu(int daemon);
+  absl::StatusOr<std::optional<ExchangePath>> ExchangeWith(int daemon);
+  absl::StatusOr<GpuLink*> LinkOf(const std::string& parameter, std::int64_t slice);
+  absl::Status PathLost(int daemon) const;
+  CallResult CallExchange(int daemon, const std::string& action, absl::Duration timeout,
+                          const std::function<absl::Status(v1::ExchangeRequest&)>& put,
+                          v1::ExchangeReply* reply);
+  CallResult FillDirect(int daemon, const std::string& action, std::span<const SlicePart> parts,
+                        bool initial, bool* complete);
+  CallResult PullDirect(int daemon, const std::string& action, std::int64_t version,
+                        std::span<const SinkPart> sinks, bool master);
+  std::optional<CallResult> StepDirect(const StepRequest& step, bool* pulled,
+                                       std::vector<v1::FinishReply>* replies);
+  std::vector<SinkPart> SinksFor(int daemon, std::span<const SliceSink> sinks) const;
+  // What goes to one daemon, by whichever paths its parts can take.
+  CallResult SendParts(int daemon, const std::string& action, std::vector<SlicePart> parts,
+                       bool initial, bool* complete);
+  CallResult StreamParts(int daemon, const std::string& action,
+                         const std::vector<SlicePart>& parts, bool initial, bool* complete);
+  CallResult PullParts(int daemon, const std::string& action, std::int64_t version,
+                       std::vector<SinkPart> parts, bool master);
+  CallResult StreamPull(int daemon, const std::string& action, std::int64_t version,
+                        const std::vector<SinkPart>& parts, bool master);
   // What PushAsync has queued is done or has failed.
   CallResult DrainQueue();
   RetryPlan Plan(int daemon, const std::string& action, absl::Duration timeout) const;
@@ -261,6 +308,7 @@ class Session {
   v1::RegisterReply registered_;
   std::optional<StepOutcome> last_outcome_;
   std::int64_t rank_ = 0;
+  std::string gpu_uuid_;  // of options_.gpu
   std::int64_t generation_ = 0;
   bool one_generation_ = true;  // at the last Register; else it is being raised
   absl::Status mixed_;          // then: the daemons' states are of different lineages

@@ -75,19 +75,10 @@ CallResult Session::PushOnce(std::span<const SliceSource> gradients) {
     return {std::move(status), std::nullopt};
   }
   if (gradients.empty()) return {};
-  return daemons_->ForEach([&](int daemon, Connection& connection) -> CallResult {
-    const std::vector<SlicePart> parts = PartsFor(daemon, gradients);
+  return daemons_->ForEach([&](int daemon, Connection&) -> CallResult {
+    std::vector<SlicePart> parts = PartsFor(daemon, gradients);
     if (parts.empty()) return {};
-    RetryPlan plan = Plan(daemon, action, options_.bulk_timeout);
-    plan.kind = CallKind::kStream;
-    v1::PushReply reply;
-    return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
-      auto arena = ArenaOf(daemon);
-      if (!arena.ok()) return {arena.status(), std::nullopt};
-      const PushJob job{connection.bulk(), Id(),    rank_, parts, ChunkBytes(), *std::move(arena),
-                        canceller_.get(),  attempt.epoch};
-      return SendPush(job, step_, attempt.deadline, &reply);
-    });
+    return SendParts(daemon, action, std::move(parts), /*initial=*/false, nullptr);
   });
 }
 
@@ -182,16 +173,40 @@ absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
   return Consume(replies);
 }
 
-absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(
-    const StepBegin& begin, std::span<const SliceSource> gradients,
-    const std::vector<std::string>& absent) {
+absl::StatusOr<StepOutcome> Session::FinishAndPull(std::span<const SliceSink> sinks,
+                                                   const std::vector<std::string>& absent) {
+  MUOND_RETURN_IF_ERROR(table_->Check(sinks, /*master=*/false));
+  if (step_ < 0) return NotBegun(spec_.name, "finish");
+  MUOND_RETURN_IF_ERROR(
+      table_->CheckNames(absl::StrFormat("finish step %d", step_), absent));
+  MUOND_RETURN_IF_ERROR(DrainQueue().status);
+  std::vector<v1::FinishReply> replies;
+  bool pulled = false;
+  if (const auto direct = StepDirect({.absent = &absent, .sinks = sinks}, &pulled, &replies)) {
+    MUOND_RETURN_IF_ERROR(direct->status);
+    return Consume(replies);
+  }
+  MUOND_ASSIGN_OR_RETURN(StepOutcome outcome, Finish(absent));
+  MUOND_RETURN_IF_ERROR(Pull(outcome.version, sinks));
+  return outcome;
+}
+
+absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(const StepRequest& step,
+                                                            bool* pulled) {
   std::vector<v1::FinishReply> replies;
   const std::int64_t generation = generation_;
-  CallResult result = BeginOnce(begin);
-  // A step behind begins too: its outcome is there already, nothing may be pushed any more.
-  const bool consumed = result.status.ok() && result.position->next_step() > step_;
-  if (result.status.ok() && !consumed) result = PushOnce(gradients);
-  if (result.status.ok()) result = FinishOnce(absent, &replies);
+  CallResult result;
+  DrainQueue();
+  queue_->Forget();
+  if (auto direct = StepDirect(step, pulled, &replies)) {
+    result = *std::move(direct);
+  } else {
+    result = BeginOnce(*step.begin);
+    // A step behind begins too: its outcome is there already, nothing may be pushed any more.
+    const bool consumed = result.status.ok() && result.position->next_step() > step_;
+    if (result.status.ok() && !consumed) result = PushOnce(step.gradients);
+    if (result.status.ok()) result = FinishOnce(*step.absent, &replies);
+  }
   if (result.status.ok()) {
     MUOND_ASSIGN_OR_RETURN(StepOutcome outcome, Consume(replies));
     return std::optional<StepOutcome>(std::move(outcome));
@@ -199,16 +214,24 @@ absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(
   if (!MustBeginAnew(result, generation)) return result.status;
   MUOND_RETURN_IF_ERROR(Rejoin());
   MUOND_RETURN_IF_ERROR(mixed_);
-  if (last_outcome_.has_value() && last_outcome_->step == begin.step) return last_outcome_;
-  if (next_step_ == begin.step) return std::optional<StepOutcome>();
+  const std::int64_t wanted = step.begin->step;
+  if (last_outcome_.has_value() && last_outcome_->step == wanted) return last_outcome_;
+  if (next_step_ == wanted) return std::optional<StepOutcome>();
   return absl::AbortedError(absl::StrFormat(
       "run \"%s\": step %d: the run stands before step %d of generation %d now; pull version %d "
       "and go on from there (%s)",
-      spec_.name, begin.step, next_step_, generation_, next_step_, result.status.message()));
+      spec_.name, wanted, next_step_, generation_, next_step_, result.status.message()));
 }
 
 absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const SliceSource> gradients,
                                           const std::vector<std::string>& absent) {
+  return StepAndPull(std::move(begin), gradients, {}, absent);
+}
+
+absl::StatusOr<StepOutcome> Session::StepAndPull(StepBegin begin,
+                                                 std::span<const SliceSource> gradients,
+                                                 std::span<const SliceSink> sinks,
+                                                 const std::vector<std::string>& absent) {
   if (begin.step == 0) begin.step = next_step_;
   if (begin.loss_scale == 0) begin.loss_scale = loss_scale_;
   // Before Begin, so that a caller's mistake does not leave a step half announced.
@@ -217,6 +240,8 @@ absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const Slice
       table_->Check(action, gradients, std::max<std::int64_t>(begin.micro_batches, 1)));
   MUOND_RETURN_IF_ERROR(
       table_->CheckNames(absl::StrFormat("finish step %d", begin.step), absent));
+  MUOND_RETURN_IF_ERROR(table_->Check(sinks, /*master=*/false));
+  const StepRequest step{&begin, gradients, &absent, sinks};
   absl::BitGen random;
   const absl::Time start = absl::Now();
   // Where daemons are of different generations they see to that themselves, but it takes a while.
@@ -224,8 +249,12 @@ absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const Slice
     return !one_generation_ && absl::Now() - start < options_.call_timeout;
   };
   for (int restarts = 1; restarts <= kRestartsMax || raising(); ++restarts) {
-    MUOND_ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, TryStep(begin, gradients, absent));
-    if (outcome.has_value()) return *std::move(outcome);
+    bool pulled = false;
+    MUOND_ASSIGN_OR_RETURN(const std::optional<StepOutcome> outcome, TryStep(step, &pulled));
+    if (outcome.has_value()) {
+      if (!sinks.empty() && !pulled) MUOND_RETURN_IF_ERROR(Pull(outcome->version, sinks));
+      return *outcome;
+    }
     absl::SleepFor(BackoffDelay(restarts, random));
   }
   return absl::AbortedError(absl::StrFormat("run \"%s\": step %d: given up after %d restarts",

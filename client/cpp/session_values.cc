@@ -30,13 +30,15 @@ std::vector<ChosenTransport> Session::transports() const {
 
 absl::Status Session::ChoosePath(int daemon, const v1::RegisterReply& reply) {
   Connection::Path& path = (*daemons_)[daemon].path();
-  if (reply.transport() != "arena") {
-    path = {reply.transport().empty() ? "grpc" : reply.transport(), reply.transport_reason(),
-            nullptr};
-    return absl::OkStatus();
+  path.name = reply.transport().empty() ? "grpc" : reply.transport();
+  path.reason = reply.transport_reason();
+  if (path.name != "cuda-ipc") path.gpu = nullptr;
+  if (path.name != "arena") {
+    path.arena = nullptr;
+    return absl::OkStatus();  // of "cuda-ipc" the rest comes when it is known who owns what
   }
   if (path.arena != nullptr && !path.arena->lost()) return absl::OkStatus();
-  path = {"arena", reply.transport_reason(), nullptr};
+  path.arena = nullptr;
   return AttachArena(daemon, reply.position().generation());
 }
 
@@ -68,7 +70,8 @@ absl::Status Session::AttachArena(int daemon, std::int64_t generation) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "run \"%s\": transport \"arena\": %s", spec_.name, arena.status().message()));
   }
-  connection.path() = {"grpc", std::string(arena.status().message()), nullptr};
+  connection.path().name = "grpc";
+  connection.path().reason = std::string(arena.status().message());
   return absl::OkStatus();
 }
 
@@ -78,21 +81,6 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> Session::ArenaOf(int daemon) {
   path.arena = nullptr;
   MUOND_RETURN_IF_ERROR(AttachArena(daemon, generation_));
   return path.arena;
-}
-
-absl::StatusOr<void*> Session::GradientPlace(const std::string& parameter, std::int64_t slice,
-                                             std::int64_t) {
-  return NoPlace(parameter, slice);
-}
-
-absl::StatusOr<void*> Session::ParameterPlace(const std::string& parameter, std::int64_t slice) {
-  return NoPlace(parameter, slice);
-}
-
-absl::Status Session::NoPlace(const std::string& parameter, std::int64_t slice) const {
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "parameter \"%s\": slice %d: no memory of a GPU is shared with the daemon that owns it",
-      parameter, slice));
 }
 
 CallResult Session::DrainQueue() { return queue_->Drain(); }
@@ -116,17 +104,12 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   DrainQueue();
   std::vector<v1::InitializeReply> replies(daemons_->count());
-  const auto send = [&](int daemon, Connection& connection) {
-    const std::vector<SlicePart> parts = PartsFor(daemon, values);
-    RetryPlan plan = Plan(daemon, "initialize", options_.bulk_timeout);
-    plan.kind = CallKind::kStream;
-    return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
-      auto arena = ArenaOf(daemon);
-      if (!arena.ok()) return {arena.status(), std::nullopt};
-      const PushJob job{connection.bulk(), Id(),    rank_, parts, ChunkBytes(), *std::move(arena),
-                        canceller_.get(),  attempt.epoch};
-      return SendInitialize(job, attempt.deadline, &replies[daemon]);
-    });
+  const auto send = [&](int daemon, Connection&) {
+    bool complete = false;
+    CallResult result =
+        SendParts(daemon, "initialize", PartsFor(daemon, values), /*initial=*/true, &complete);
+    replies[daemon].set_complete(complete);
+    return result;
   };
   const absl::Time start = absl::Now();
   CallResult result;
@@ -149,25 +132,9 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
 absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master) {
   MUOND_RETURN_IF_ERROR(table_->Check(sinks, master));
   DrainQueue();
-  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
-    std::vector<SinkPart> parts;
-    for (const SliceSink& sink : sinks) {
-      const Box& box = table_->BoxOf(sink.parameter, sink.slice);
-      std::vector<ElementRange> ranges = owners_->Owned(daemon, sink.parameter, box);
-      if (!ranges.empty()) parts.push_back({&sink, &box, std::move(ranges)});
-    }
-    RetryPlan plan =
-        Plan(daemon, absl::StrFormat("pull of version %d", version), options_.bulk_timeout);
-    plan.kind = CallKind::kStream;
-    return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
-      auto arena = ArenaOf(daemon);
-      if (!arena.ok()) return {arena.status(), std::nullopt};
-      const PullJob job{connection.bulk(), Id(),         rank_,
-                        version,           parts,        master,
-                        ChunkBytes(),      *std::move(arena), canceller_.get(),
-                        attempt.epoch};
-      return ReceivePull(job, attempt.deadline);
-    });
+  const std::string action = absl::StrFormat("pull of version %d", version);
+  const CallResult result = daemons_->ForEach([&](int daemon, Connection&) {
+    return PullParts(daemon, action, version, SinksFor(daemon, sinks), master);
   });
   return result.status;
 }

@@ -20,6 +20,14 @@ SliceTable::SliceTable(const RunSpec& spec, std::int64_t rank, const RankSlices&
   }
 }
 
+absl::Status SliceTable::CheckHeld(const std::string& parameter, std::int64_t slice) const {
+  const auto held = slices_.find(parameter);
+  const auto count = held == slices_.end() ? std::int64_t{0} : std::ssize(held->second);
+  if (slice >= 0 && slice < count) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrFormat("parameter \"%s\": slice %d: rank %d has %d of it",
+                                             parameter, slice, rank_, count));
+}
+
 absl::Status SliceTable::CheckSlice(const std::string& action, const std::string& parameter,
                                     std::int64_t slice, const void* data,
                                     std::int64_t elements) const {

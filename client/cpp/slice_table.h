@@ -30,6 +30,9 @@ class SliceTable {
   // Likewise; the element type must be the parameter's, or f32 when `master`.
   absl::Status Check(std::span<const SliceSink> sinks, bool master) const;
 
+  // Whether this rank holds that slice: NOT_FOUND.
+  absl::Status CheckHeld(const std::string& parameter, std::int64_t slice) const;
+
   // The box of a slice that has passed a check.
   const Box& BoxOf(const std::string& parameter, std::int64_t slice) const;
 

@@ -24,13 +24,20 @@ bool QuadsFit(const void* address, std::uint32_t element_bytes) {
 
 class CudaDeviceMemory final : public DeviceMemory {
  public:
-  CudaDeviceMemory(CudaDevice device, bool alone) : device_(std::move(device)), alone_(alone) {}
+  explicit CudaDeviceMemory(CudaDevice device) : device_(std::move(device)) {}
   ~CudaDeviceMemory() override {
     cudaSetDevice(device_.ordinal);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
-  cudaError_t Create() {
+  cudaError_t Create(const CudaDevices& list) {
     cudaSetDevice(device_.ordinal);
+    for (const CudaDevice& other : list.devices) {
+      if (other.ordinal == device_.ordinal) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(other.ordinal, 0);
+      const bool reached = error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
+      shared_with_peers_ = shared_with_peers_ && reached;
+      cudaGetLastError();
+    }
     return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
   }
 
@@ -70,21 +77,32 @@ class CudaDeviceMemory final : public DeviceMemory {
     if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamPerThread);
     return Report(error, "write from the host");
   }
+  Error Read(void* host, const void* src, std::size_t bytes) override {
+    return Write(host, src, bytes);
+  }
+  bool shared_with_peers() const override { return shared_with_peers_; }
+  bool Reaches(const void* data, std::size_t bytes) const override {
+    cudaSetDevice(device_.ordinal);
+    const auto* first = static_cast<const char*>(data);
+    return Sees(first) && (bytes == 0 || Sees(first + bytes - 1));
+  }
 
  private:
+  bool Sees(const void* address) const {
+    cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+      cudaGetLastError();
+      return false;
+    }
+    if (attributes.type == cudaMemoryTypeDevice) return attributes.device == device_.ordinal;
+    return attributes.type != cudaMemoryTypeUnregistered;
+  }
+
   Error Report(cudaError_t error, const char* action) const {
     if (error == cudaSuccess) return {};
     cudaGetLastError();
     return Error("cuda device " + std::to_string(device_.ordinal) + " (" + device_.name + "): " +
                  action + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
-  }
-
-  // A kernel here does not write another device's memory: the copy engines do.
-  bool Elsewhere(const void* dst) const {
-    cudaPointerAttributes attributes;
-    if (alone_ || dst == nullptr) return false;
-    return cudaPointerGetAttributes(&attributes, dst) == cudaSuccess &&
-           attributes.type == cudaMemoryTypeDevice && attributes.device != device_.ordinal;
   }
 
   cudaError_t Move(std::span<const MoveJob> jobs, std::span<std::uint64_t> sums) {
@@ -100,20 +118,14 @@ class CudaDeviceMemory final : public DeviceMemory {
     std::size_t chunks = 0;
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       const MoveJob& job = jobs[i];
-      void* dst = job.dst;
-      if (Elsewhere(dst)) {
-        error = cudaMemcpyAsync(dst, job.src, job.elements * job.element_bytes, cudaMemcpyDefault,
-                                stream_);
-        if (error != cudaSuccess) return error;
-        dst = nullptr;
-      }
-      out[i] = {.dst = dst,
+      out[i] = {.dst = job.dst,
                 .src = job.src,
                 .elements = job.elements,
                 .first = job.first,
                 .element_bytes = job.element_bytes,
                 .sum = job.sum,
-                .aligned = QuadsFit(dst, job.element_bytes) && QuadsFit(job.src, job.element_bytes)};
+                .aligned = QuadsFit(job.dst, job.element_bytes) &&
+                           QuadsFit(job.src, job.element_bytes)};
       first_chunk[i] = static_cast<std::uint32_t>(chunks);
       chunks += (job.elements + cuda::kChunkElements - 1) / cuda::kChunkElements;
       if (chunks > std::numeric_limits<std::int32_t>::max()) return cudaErrorInvalidValue;
@@ -148,7 +160,7 @@ class CudaDeviceMemory final : public DeviceMemory {
   }
 
   const CudaDevice device_;
-  const bool alone_;  // the only device that this process sees
+  bool shared_with_peers_ = true;
   std::mutex mutex_;
   cudaStream_t stream_ = nullptr;
   cuda::GrowingBuffer host_{cuda::MemoryKind::kPinned};
@@ -162,8 +174,8 @@ std::unique_ptr<DeviceMemory> MakeCudaDeviceMemory(int device, Error& error) {
   const CudaDevices list = ListCudaDevices();
   for (const CudaDevice& found : list.devices) {
     if (found.ordinal != device) continue;
-    auto memory = std::make_unique<CudaDeviceMemory>(found, list.devices.size() == 1);
-    const cudaError_t status = memory->Create();
+    auto memory = std::make_unique<CudaDeviceMemory>(found);
+    const cudaError_t status = memory->Create(list);
     if (status == cudaSuccess) return memory;
     cudaGetLastError();
     error = Error("cuda device " + std::to_string(device) + ": " + cudaGetErrorString(status));

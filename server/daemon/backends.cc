@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/device_memory.h"
 #include "proto/check.h"
 
 namespace muond {
@@ -64,6 +65,10 @@ absl::StatusOr<Backends> MakeCuda(const BackendChoice& choice,
     kernels::Error error;
     backends.list.push_back(kernels::MakeCudaBackend(device.ordinal, choice.options, error));
     if (backends.list.back() == nullptr) {
+      return absl::FailedPreconditionError(absl::StrFormat("backend cuda: %s", error.message()));
+    }
+    backends.memories.push_back(kernels::MakeCudaDeviceMemory(device.ordinal, error));
+    if (backends.memories.back() == nullptr) {
       return absl::FailedPreconditionError(absl::StrFormat("backend cuda: %s", error.message()));
     }
     backends.models.push_back(device.name);

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/devices.h"
+#include "kernels/device_memory.h"
 
 namespace muond {
 
@@ -22,6 +23,8 @@ struct BackendChoice {
 
 struct Backends {
   std::vector<std::unique_ptr<kernels::Backend>> list;  // one per device, at least one
+  // Of each, its memory for data paths; null: host memory.
+  std::vector<std::unique_ptr<kernels::DeviceMemory>> memories;
   std::vector<std::string> models;                      // of each: "NVIDIA H200"; host: ""
   std::string why;                                      // for the log: why these
 };

@@ -27,6 +27,7 @@ absl::StatusOr<Backends> MakeBackends(const ServiceOptions& options,
   if (options.make_backends == nullptr) return MakeBackends(choice);
   Backends backends{.list = options.make_backends(choice.options), .why = "made by a test"};
   backends.models.resize(backends.list.size());
+  if (options.make_memories != nullptr) backends.memories = options.make_memories();
   return backends;
 }
 
@@ -133,14 +134,18 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   MUOND_RETURN_IF_ERROR(impl->faults.ArmFromSpec(options.fault_points));
   MUOND_ASSIGN_OR_RETURN(Backends backends, MakeBackends(options, &impl->newton_schulz_fault));
   impl->backends = std::move(backends.list);
+  impl->memories = std::move(backends.memories);
+  impl->memories.resize(impl->backends.size());
+  impl->host_memory = kernels::MakeHostDeviceMemory();
   impl->metrics = std::make_unique<DaemonMetrics>(
       ThisBuild(), BackendInfo{.backend = std::string(impl->backends[0]->name()),
                                .models = backends.models,
                                .device_memory = !impl->backends[0]->host_memory()});
   std::vector<EngineDevice> devices;
-  for (const auto& backend : impl->backends) {
+  for (std::size_t i = 0; i < impl->backends.size(); ++i) {
     impl->executors.push_back(std::make_unique<Executor>());
-    devices.push_back({backend.get(), impl->executors.back().get()});
+    devices.push_back(
+        {impl->backends[i].get(), impl->executors.back().get(), impl->memories[i].get()});
   }
   MUOND_ASSIGN_OR_RETURN(const PeerList peers,
                          ResolvePeers({.peers = options.peers,
@@ -162,6 +167,9 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .arena_socket = impl->arena_path,
                  .why_no_arenas = impl->why_no_arenas,
                  .boot_id = BootId(),
+                 .pid_namespace = PidNamespace(),
+                 .gpus = impl->Gpus(),
+                 .host_memory = impl->host_memory.get(),
                  .max_chunk_bytes = options.max_chunk_bytes,
                  .step_deadline = options.step_deadline,
                  .version = ThisBuild().version,

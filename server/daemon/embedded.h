@@ -19,6 +19,7 @@ class Channel;
 
 namespace muond::kernels {
 class Backend;
+class DeviceMemory;
 struct BackendOptions;
 }  // namespace muond::kernels
 
@@ -79,6 +80,8 @@ struct ServiceOptions {
   // Tests only: the backends, one per device, instead of those that the settings ask for.
   std::function<std::vector<std::unique_ptr<kernels::Backend>>(const kernels::BackendOptions&)>
       make_backends;
+  // Tests only: their memories, in the same order.
+  std::function<std::vector<std::unique_ptr<kernels::DeviceMemory>>()> make_memories;
 };
 
 class Service {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "grpcpp/server.h"
+#include "kernels/device_memory.h"
 #include "proto/tls.h"
 #include "server/daemon/embedded.h"
 #include "server/metrics/metrics_server.h"
@@ -24,6 +25,9 @@ TlsFiles TlsOf(const ServiceOptions& options);
 struct Service::Impl {
   kernels::NewtonSchulzFault newton_schulz_fault;
   std::vector<std::unique_ptr<kernels::Backend>> backends;  // one per device
+  // Likewise, null for the host's; and the host's own, for pointers of in-process trainers.
+  std::vector<std::unique_ptr<kernels::DeviceMemory>> memories;
+  std::unique_ptr<kernels::DeviceMemory> host_memory;
   FaultInjector faults;
   std::unique_ptr<DaemonMetrics> metrics;
   StepEvents events;
@@ -51,6 +55,8 @@ struct Service::Impl {
   absl::Status MakeRuns(const ServiceOptions& options, std::vector<EngineDevice> devices);
   absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
   void PrepareArenas(const ServiceOptions& options);
+  // The memories of devices that trainers can name.
+  std::vector<kernels::DeviceMemory*> Gpus() const;
   absl::Status Listen(const ServiceOptions& options);
   absl::Status ListenForProbes(const std::string& address);
   void SetServing(bool serving);

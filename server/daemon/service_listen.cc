@@ -114,12 +114,24 @@ absl::Status Service::Impl::ListenForProbes(const std::string& address) {
   return absl::OkStatus();
 }
 
+std::vector<kernels::DeviceMemory*> Service::Impl::Gpus() const {
+  std::vector<kernels::DeviceMemory*> gpus;
+  for (const auto& memory : memories) {
+    if (memory != nullptr && !memory->uuid().empty()) gpus.push_back(memory.get());
+  }
+  return gpus;
+}
+
 // Arenas are handed over beside the first unix socket.
 void Service::Impl::PrepareArenas(const ServiceOptions& options) {
   const ArenaLimits limits{.bytes_max = options.max_arena_bytes, .count_max = options.max_arenas};
   arenas = std::make_unique<ArenaTable>(
-      limits, [metrics = metrics.get()](std::int64_t attached, std::int64_t bytes) {
+      limits,
+      [metrics = metrics.get()](std::int64_t attached, std::int64_t bytes) {
         metrics->SetArenas(attached, bytes);
+      },
+      [metrics = metrics.get()](std::int64_t attached, std::int64_t bytes) {
+        metrics->SetGpuArenas(attached, bytes);
       });
   if (options.max_arena_bytes == 0) {
     why_no_arenas = "the daemon shares no memory (--max-arena-bytes 0)";

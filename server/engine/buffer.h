@@ -42,7 +42,37 @@ class OwnedMemory {
 using Buffer = OwnedMemory<&kernels::Backend::Allocate, &kernels::Backend::Free>;
 
 // Host memory that incoming bytes are written to, contents undefined.
-using StagingBuffer =
+using HostStaging =
     OwnedMemory<&kernels::Backend::AllocateStaging, &kernels::Backend::FreeStaging>;
+
+// Where incoming bytes are written to: in host memory, or where the backend computes.
+enum class StagingPlace : unsigned char { kHost, kBackend };
+
+class StagingBuffer {
+ public:
+  StagingBuffer() = default;
+  // ok() is false when there is no memory left.
+  StagingBuffer(kernels::Backend& backend, std::size_t bytes,
+                StagingPlace place = StagingPlace::kHost)
+      : place_(place) {
+    if (place == StagingPlace::kHost) {
+      host_ = HostStaging(backend, bytes);
+    } else {
+      own_ = Buffer(backend, bytes);
+    }
+  }
+
+  StagingPlace place() const { return place_; }
+  bool ok() const { return host_.ok() && own_.ok(); }
+  void* data() const { return on_host() ? host_.data() : own_.data(); }
+  std::size_t bytes() const { return on_host() ? host_.bytes() : own_.bytes(); }
+  const kernels::Backend* backend() const { return on_host() ? host_.backend() : own_.backend(); }
+
+ private:
+  bool on_host() const { return place_ == StagingPlace::kHost; }
+  StagingPlace place_ = StagingPlace::kHost;
+  HostStaging host_;
+  Buffer own_;
+};
 
 }  // namespace muond

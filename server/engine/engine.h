@@ -49,6 +49,17 @@ struct GradientLayer {
   Dtype dtype = Dtype::kF32;
 };
 
+// Memory of a trainer's that a commit writes parameters to, beside the master weights.
+struct ParameterTargets {
+  std::map<int, kernels::RoundedCopy> by_state;  // packed tensors, in memory that backends reach
+  std::shared_ptr<void> keepalive;               // owns the memory
+  // The commit that had them wrote them: all that were not absent.
+  std::atomic<bool> written{false};
+
+  // Of the elements of `state` from `element` on; null where it has none.
+  kernels::RoundedCopy At(const ShardState& state, std::int64_t element) const;
+};
+
 // What is to be reduced: the layers of one parameter, summed in their order and divided.
 struct ReduceRequest {
   int state = 0;
@@ -75,6 +86,8 @@ struct CommitRequest {
   HyperparametersByGroup muon;
   HyperparametersByGroup adamw;
   bool sample = false;  // compute the diagnostics that cost products and passes of their own
+  // Where the new values of parameters also go, each a packed tensor, as the commit writes them.
+  std::shared_ptr<ParameterTargets> targets;  // null: nowhere
 };
 
 // What a commit did, for the outcome, the metrics and the log.
@@ -176,10 +189,21 @@ class Engine {
   // Forgets everything: state is what it was after Create.
   absl::Status Reset();
 
-  // Reads elements [first, first + count) of a box as `dtype` into `out` (host memory); those that
-  // are not here are left alone.
+  // Reads elements [first, first + count) of a box as `dtype` into `out` (host memory, or memory that
+  // the backend reaches); those that are not here are left alone.
   absl::Status Read(int state, const Box& box, std::int64_t first, std::int64_t count, Dtype dtype,
                     void* out);
+
+  // The same for many, each a read of its own, with few launches; into memory that the backend
+  // reaches.
+  struct ReadJob {
+    int state = 0;
+    Box box;
+    ElementRange range;
+    Dtype dtype = Dtype::kF32;
+    void* out = nullptr;
+  };
+  absl::Status ReadAll(std::span<const ReadJob> jobs);
 
   // What digests are made of (digest.h).
   absl::StatusOr<std::vector<ShardHashes>> HashShards() const;

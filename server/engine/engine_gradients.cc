@@ -89,7 +89,9 @@ absl::Status Engine::BringGradient(ShardState& state, const ReduceRequest& reque
     return absl::OkStatus();
   }
   state.gradient.dtype = first.dtype;
-  if (backend_.host_memory()) {
+  const bool here =
+      first.memory->place() == StagingPlace::kBackend && first.memory->backend() == &backend_;
+  if (backend_.host_memory() || here) {
     // Read where it lies, in the trainer's dtype.
     state.gradient_layer = first.memory;
     state.gradient.data = ShardOf(first, state);

@@ -156,6 +156,40 @@ absl::Status Engine::Read(int parameter, const Box& box, std::int64_t first, std
   return absl::OkStatus();
 }
 
+absl::Status Engine::ReadAll(std::span<const ReadJob> jobs) {
+  std::vector<kernels::RoundJob> rounds;
+  for (const ReadJob& job : jobs) {
+    const std::size_t size = DtypeBytes(job.dtype);
+    for (const ShardState& state : ShardsOf(job.state)) {
+      const ElementRange here = RangeInShard(job.box, *state.spec->shape,
+                                             {.first = state.first, .elements = state.elements});
+      const std::int64_t begin = std::max(job.range.first, here.first);
+      const std::int64_t end =
+          std::min(job.range.first + job.range.count, here.first + here.count);
+      if (begin >= end) continue;
+      ForEachRun(job.box, *state.spec->shape, begin, end - begin,
+                 [&](std::int64_t at, std::int64_t from, std::int64_t n) {
+                   rounds.push_back(
+                       {.dst = static_cast<char*>(job.out) + (from - job.range.first) * size,
+                        .dtype = job.dtype,
+                        .src = state.weight + (at - state.first),
+                        .elements = static_cast<std::size_t>(n)});
+                 });
+    }
+  }
+  auto error = backend_.RoundAll(rounds);
+  return error ? absl::InternalError(absl::StrFormat("read parameters: %s", error.message()))
+               : absl::OkStatus();
+}
+
+kernels::RoundedCopy ParameterTargets::At(const ShardState& state, std::int64_t element) const {
+  const auto found = by_state.find(state.parameter);
+  if (found == by_state.end()) return {};
+  const std::size_t at =
+      static_cast<std::size_t>(state.packed + element) * DtypeBytes(found->second.dtype);
+  return {static_cast<char*>(found->second.data) + at, found->second.dtype};
+}
+
 kernels::Error Engine::Gather(const ShardState& state, const Box& box, const ElementRange& range,
                               Dtype dtype, char* out) {
   struct Run {

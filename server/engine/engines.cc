@@ -148,6 +148,16 @@ kernels::Backend& Engines::StagingBackend(int state) const {
   return *devices_[shards_[state].empty() ? 0 : shards_[state][0].owner].backend;
 }
 
+int Engines::DeviceFor(int state) const {
+  if (shards_[state].empty()) return -1;
+  const int owner = shards_[state][0].owner;
+  for (const Shard& shard : shards_[state]) {
+    if (shard.owner != owner) return -1;
+  }
+  const EngineDevice& device = devices_[owner];
+  return device.memory != nullptr && !device.backend->host_memory() ? owner : -1;
+}
+
 absl::StatusOr<std::shared_ptr<StagingBuffer>> Engines::AllocateStaging(int state,
                                                                         std::int64_t elements,
                                                                         Dtype dtype) const {
@@ -300,6 +310,17 @@ void Engines::Read(int state, const Box& box, const ElementRange& range, Dtype d
       [state, box, range, dtype, out, check = std::move(check)](Engine& engine) {
         MUOND_RETURN_IF_ERROR(check());
         return engine.Read(state, box, range.first, range.count, dtype, out);
+      },
+      [done = std::move(done)](std::vector<absl::Status> statuses) { done(First(statuses)); });
+}
+
+void Engines::ReadAll(std::vector<Engine::ReadJob> jobs, std::function<absl::Status()> check,
+                      Done done) {
+  PostTo<absl::Status>(
+      All(),
+      [jobs = std::move(jobs), check = std::move(check)](Engine& engine) {
+        MUOND_RETURN_IF_ERROR(check());
+        return engine.ReadAll(jobs);
       },
       [done = std::move(done)](std::vector<absl::Status> statuses) { done(First(statuses)); });
 }

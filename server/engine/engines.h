@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/device_memory.h"
 #include "server/engine/engine.h"
 #include "server/engine/executor.h"
 
@@ -24,6 +25,7 @@ namespace muond {
 struct EngineDevice {
   kernels::Backend* backend = nullptr;
   Executor* executor = nullptr;
+  kernels::DeviceMemory* memory = nullptr;  // of the same device; null: there is none
 };
 
 // What a commit did, and what the state is like after it.
@@ -48,6 +50,10 @@ class Engines {
   // gradients come in by.
   std::int64_t PackedElements(int state) const;
   kernels::Backend& StagingBackend(int state) const;
+  // The device that holds all of the parameter, if a gradient may come in there: it is one, and its
+  // memory is not the host's. -1 else.
+  int DeviceFor(int state) const;
+  kernels::DeviceMemory* MemoryOf(int device) const { return devices_[device].memory; }
   // Memory of that kind. RESOURCE_EXHAUSTED when there is none.
   absl::StatusOr<std::shared_ptr<StagingBuffer>> AllocateStaging(int state, std::int64_t elements,
                                                                  Dtype dtype) const;
@@ -73,6 +79,8 @@ class Engines {
   // As Engine::Read, once `check` (called on the executor's thread, of each device) is OK.
   void Read(int state, const Box& box, const ElementRange& range, Dtype dtype, void* out,
             std::function<absl::Status()> check, Done done);
+  // As Engine::ReadAll, likewise.
+  void ReadAll(std::vector<Engine::ReadJob> jobs, std::function<absl::Status()> check, Done done);
   void HashShards(std::function<void(absl::StatusOr<std::vector<ShardHashes>>)> done);
   // facts[i] is about parameters[i].
   // -- Checkpoints

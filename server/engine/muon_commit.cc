@@ -346,6 +346,9 @@ absl::Status MuonCommit::ApplyAll(const Batch& batch, CommitReport& report) {
                       .elements = count,
                       .decay = DecayFactor(*state.group, now),
                       .step = now.lr * factor * result.o_scale});
+      if (request_.targets != nullptr) {
+        jobs.back().rounded = request_.targets->At(state, range.begin * block.cols);
+      }
       states.push_back(batch.parts[i].state);
       o += count * element_bytes_;
     }

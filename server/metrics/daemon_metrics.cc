@@ -136,9 +136,13 @@ void DaemonMetrics::OnTransportFallback(TransportFallback reason, TransportPath 
   }
 }
 
-void DaemonMetrics::SetGpuTrainers(std::int64_t ipc, std::int64_t pairs) {
-  ipc_attached_->Set(static_cast<double>(ipc));
-  pairs_attached_->Set(static_cast<double>(pairs));
+void DaemonMetrics::SetGpuArenas(std::int64_t attached, std::int64_t bytes) {
+  ipc_attached_->Set(static_cast<double>(attached));
+  memory_[At(MemoryKind::kGpuArena)]->Set(static_cast<double>(bytes));
+}
+
+void DaemonMetrics::SetNcclPairs(std::int64_t joined) {
+  pairs_attached_->Set(static_cast<double>(joined));
 }
 
 void DaemonMetrics::SetArenas(std::int64_t attached, std::int64_t bytes) {

@@ -52,7 +52,7 @@ enum class TransportFallback : std::uint8_t {
   kNotOffered, kNoSocket, kRefused, kNotAttached, kOtherGpu, kNamespace, kVersion
 };
 enum class MemoryKind : std::uint8_t {
-  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena
+  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena, kGpuArena
 };
 
 // The grpc_server_* series of one method: the status codes that calls commonly end with at 0 from
@@ -106,8 +106,9 @@ class DaemonMetrics {
   void OnTransportFallback(TransportFallback reason, TransportPath from = TransportPath::kArena);
   // Of all trainers: how many have one, and the bytes of all.
   void SetArenas(std::int64_t attached, std::int64_t bytes);
-  // How many trainers have an arena of a GPU, and how many a pair of NCCL ranks.
-  void SetGpuTrainers(std::int64_t ipc, std::int64_t pairs);
+  // The same for arenas of GPUs, and how many trainers have a pair of NCCL ranks.
+  void SetGpuArenas(std::int64_t attached, std::int64_t bytes);
+  void SetNcclPairs(std::int64_t joined);
 
   // Runs add what they allocate and subtract what they free; the gauge is the sum.
   void AddMemory(MemoryKind kind, std::int64_t bytes);

@@ -34,11 +34,31 @@ absl::Status Open(const RpcContext& context, const Run& run, const v1::OpenArena
                                                          context.why_no_arenas));
   }
   MUOND_RETURN_IF_ERROR(CheckMember(run, request.rank(), request.id().generation()));
-  auto arena = context.arenas->Open({run.name(), request.rank()},
-                                    {request.window_bytes(), request.windows()}, absl::Now());
+  ArenaSize size{.window_bytes = request.window_bytes(),
+                 .windows = request.windows(),
+                 .pull_bytes = request.pull_bytes()};
+  if (!request.gpu().empty()) {
+    const auto gpu = std::find_if(context.gpus.begin(), context.gpus.end(),
+                                  [&](const auto* g) { return g->uuid() == request.gpu(); });
+    if (gpu == context.gpus.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("run \"%s\": arena of rank %d: the daemon has no GPU \"%s\"", run.name(),
+                          request.rank(), request.gpu()));
+    }
+    size.gpu = *gpu;
+  }
+  auto arena = context.arenas->Open({run.name(), request.rank()}, size, absl::Now());
   if (!arena.ok()) {
-    context.metrics->OnTransportError(TransportPath::kArena, TransportError::kNoMemory);
+    context.metrics->OnTransportError(
+        size.gpu == nullptr ? TransportPath::kArena : TransportPath::kCudaIpc,
+        TransportError::kNoMemory);
     return arena.status();
+  }
+  if (size.gpu != nullptr) {
+    reply->set_gpu(request.gpu());
+    reply->set_gpu_bytes((*arena)->layout().gpu_bytes);
+    reply->set_gpu_handle((*arena)->layout().gpu_handle);
+    reply->set_gpu_handle_bytes(kernels::kSharedHandleBytes);
   }
   reply->set_handle((*arena)->handle());
   reply->set_socket(context.arena_socket);
@@ -73,9 +93,9 @@ grpc::ServerUnaryReactor* OptimizerService::CloseArena(grpc::CallbackServerConte
     context_.arenas->CloseHandle(request->handle(), {(*run)->name(), request->rank()});
   }
   if (!request->fallback().empty()) {
-    context_.metrics->OnTransportFallback(request->handle().empty()
-                                              ? TransportFallback::kRefused
-                                              : TransportFallback::kNotAttached);
+    context_.metrics->OnTransportFallback(
+        request->handle().empty() ? TransportFallback::kRefused : TransportFallback::kNotAttached,
+        request->gpu() ? TransportPath::kCudaIpc : TransportPath::kArena);
     spdlog::warn("run \"{}\": rank {} goes on over gRPC, without an arena: {}", (*run)->name(),
                  request->rank(), request->fallback().substr(0, 200));
   }

@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "kernels/device_memory.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "server/faults/fault_points.h"
 #include "server/metrics/daemon_metrics.h"
@@ -25,6 +26,11 @@ struct RpcContext {
   std::string arena_socket;      // path; empty: the daemon has none
   std::string why_no_arenas;     // then
   std::string boot_id;           // of this host
+  std::string pid_namespace;     // of this process
+  std::vector<kernels::DeviceMemory*> gpus;      // that trainers can name, in the devices' order
+  kernels::DeviceMemory* host_memory = nullptr;  // for pointers of in-process trainers
+  int nccl_version = 0;                          // 0: the daemon has no NCCL
+  std::string why_no_nccl = "the daemon was built without NCCL";
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   absl::Duration step_deadline = absl::Seconds(120);
   std::string version;              // of the daemon
@@ -63,6 +69,8 @@ class OptimizerService final : public OptimizerServiceBase {
                                        v1::CloseArenaReply*) override;
   grpc::ServerBidiReactor<v1::PullArenaRequest, v1::PullReply>* PullArena(
       grpc::CallbackServerContext*) override;
+  grpc::ServerUnaryReactor* Exchange(grpc::CallbackServerContext*, const v1::ExchangeRequest*,
+                                     v1::ExchangeReply*) override;
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext*, const v1::CloseRequest*,
                                   v1::CloseReply*) override;
   grpc::ServerUnaryReactor* RaiseGeneration(grpc::CallbackServerContext*,

@@ -82,7 +82,12 @@ absl::Status Join(const RpcContext& context, const std::string& peer,
                          ChooseTransport({.peer = peer,
                                           .boot_id = context.boot_id,
                                           .arena_socket = context.arena_socket,
-                                          .why_no_arenas = context.why_no_arenas},
+                                          .why_no_arenas = context.why_no_arenas,
+                                          .pid_namespace = context.pid_namespace,
+                                          .gpus = context.gpus,
+                                          .host_backend = context.backend != "cuda",
+                                          .nccl_version = context.nccl_version,
+                                          .why_no_nccl = context.why_no_nccl},
                                          request));
   auto joined = context.runs->Join(spec, request.rank(), session, slices);
   if (!joined.ok()) {
@@ -99,7 +104,18 @@ absl::Status Join(const RpcContext& context, const std::string& peer,
   reply->set_devices(run.devices());
   reply->set_max_chunk_bytes(context.max_chunk_bytes);
   context.metrics->OnTransportChoice(transport.path);
-  if (transport.fallback) context.metrics->OnTransportFallback(*transport.fallback);
+  if (transport.fallback) {
+    context.metrics->OnTransportFallback(*transport.fallback, transport.instead_of);
+  }
+  for (const auto& [name, obstacle] : transport.offers) {
+    v1::TransportOffer* offer = reply->add_offers();
+    offer->set_transport(name);
+    offer->set_obstacle(obstacle);
+  }
+  for (const kernels::DeviceMemory* gpu : context.gpus) {
+    reply->add_gpus(std::string(gpu->uuid()));
+  }
+  reply->set_nccl_version(context.nccl_version);
   reply->set_transport(TransportName(transport.path));
   reply->set_transport_reason(transport.reason);
   reply->set_rejoined(joined->reply.rejoined);

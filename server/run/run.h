@@ -109,6 +109,7 @@ struct PullSlice {
   Dtype dtype = Dtype::kF32;
   std::int64_t slice = 0;  // position in the request
   std::string name;
+  bool covers = false;  // the box is the whole parameter
 };
 
 class Run : public std::enable_shared_from_this<Run> {
@@ -146,14 +147,17 @@ class Run : public std::enable_shared_from_this<Run> {
 
   // -- Steps (see StepMachine for the rules)
   absl::Status Begin(std::int64_t rank, std::int64_t generation, const StepBegin& begin);
+  // `place`: kBackend where the bytes are moved by a device; memory there is used if it can be.
   absl::StatusOr<OpenSlice> OpenGradient(const SliceAddress& address, std::int64_t generation,
-                                         std::int64_t step, Dtype dtype);
+                                         std::int64_t step, Dtype dtype,
+                                         StagingPlace place = StagingPlace::kHost);
   absl::StatusOr<SliceArrival> CloseGradient(const OpenSlice& slice);
   // A stream ended with this slice unfinished.
   void Abandon(const OpenSlice& slice);
   // `done` is called exactly once unless WaiterGone comes first. Returns the waiter's name.
   std::uint64_t Finish(std::int64_t rank, std::int64_t generation, std::int64_t step,
-                       const std::vector<std::string>& absent, OutcomeCallback done);
+                       const std::vector<std::string>& absent, OutcomeCallback done,
+                       std::shared_ptr<ParameterTargets> targets = nullptr);
   std::uint64_t Skip(std::int64_t rank, std::int64_t generation, std::int64_t step, SkipCause cause,
                      double loss_scale, OutcomeCallback done);
   void Deadline(std::uint64_t waiter);
@@ -169,6 +173,11 @@ class Run : public std::enable_shared_from_this<Run> {
   // ABORTED when the version has passed meanwhile: a pull never mixes two.
   void Read(const PullSlice& slice, std::int64_t version, std::int64_t first, std::int64_t count,
             void* out, StatusCallback done);
+
+  // The same for all of these slices at once, each whole, slices[i] into outs[i]: memory that the
+  // backends reach. Many cost little more than one.
+  void ReadAll(const std::vector<PullSlice>& slices, const std::vector<void*>& outs,
+               std::int64_t version, StatusCallback done);
 
   // Leaves the run; true when every joined rank has left.
   absl::StatusOr<bool> Leave(std::int64_t rank, std::int64_t generation,
@@ -261,7 +270,10 @@ class Run : public std::enable_shared_from_this<Run> {
   bool IsRepeat(std::int64_t step) const;
   absl::Status NotRunning(std::int64_t rank) const;
   absl::Status CheckInitial(std::int64_t generation) const;
-  absl::StatusOr<std::shared_ptr<StagingBuffer>> LayerMemory(const Layer& layer, Dtype dtype);
+  absl::StatusOr<std::shared_ptr<StagingBuffer>> LayerMemory(const Layer& layer, Dtype dtype,
+                                                             StagingPlace place);
+  // Why nothing can be read of this version any more; OK when it can.
+  absl::Status CheckReadable(std::int64_t version) const;
   Layer LayerOf(const SliceId& id) const;
   bool StillPlaced(const OpenSlice& slice, const Layer& layer) const;
 
@@ -344,6 +356,7 @@ class Run : public std::enable_shared_from_this<Run> {
   std::set<Layer> settled_layers_;         // those that have a whole slice: their dtype stands
   std::optional<absl::Time> step_started_;
   HyperparametersByGroup step_muon_, step_adamw_;
+  std::shared_ptr<ParameterTargets> targets_;  // of the first rank that gave any with its Finish
   bool committing_ = false;
 
   std::uint64_t next_waiter_ = 1;

@@ -56,7 +56,8 @@ void Run::CarryCommit(const CommitEffect& effect) {
                         .absent = effect.absent,
                         .muon = effect.muon,
                         .adamw = effect.adamw,
-                        .sample = observer_->Samples(machine_->next_step())};
+                        .sample = observer_->Samples(machine_->next_step()),
+                        .targets = targets_};
   observer_->OnVerdict(absl::Now());
   committing_ = true;
   auto self = shared_from_this();

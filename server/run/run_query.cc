@@ -45,7 +45,8 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
                         .range = range,
                         .dtype = master ? Dtype::kF32 : spec.dtype,
                         .slice = slice,
-                        .name = spec.name});
+                        .name = spec.name,
+                        .covers = box.Elements() == routing().parameters[parameter].elements});
     }
   };
   if (slices.empty()) {
@@ -80,12 +81,7 @@ void Run::Read(const PullSlice& slice, std::int64_t version, std::int64_t first,
     // A read that is posted here is carried out before any commit that is posted later, on every
     // device: what is checked now stays true while the elements are read.
     std::lock_guard lock(mutex_);
-    refused = stopped_.ok() ? CheckTrusted(version) : stopped_;
-    if (refused.ok() && (committing_ || machine_->version() != version)) {
-      refused = absl::AbortedError(absl::StrFormat(
-          "run \"%s\": pull of version %d: version %d has replaced it", name(), version,
-          machine_->version() + (committing_ ? 1 : 0)));
-    }
+    refused = CheckReadable(version);
     if (refused.ok()) {
       auto check = [self = shared_from_this(), version] {
         std::lock_guard lock(self->mutex_);
@@ -93,6 +89,37 @@ void Run::Read(const PullSlice& slice, std::int64_t version, std::int64_t first,
       };
       return engines_->Read(slice.parameter, slice.box, {first, count}, slice.dtype, out,
                             std::move(check), std::move(done));
+    }
+  }
+  done(refused);
+}
+
+// The lock is held.
+absl::Status Run::CheckReadable(std::int64_t version) const {
+  MUOND_RETURN_IF_ERROR(stopped_);
+  MUOND_RETURN_IF_ERROR(CheckTrusted(version));
+  if (!committing_ && machine_->version() == version) return absl::OkStatus();
+  return absl::AbortedError(absl::StrFormat(
+      "run \"%s\": pull of version %d: version %d has replaced it", name(), version,
+      machine_->version() + (committing_ ? 1 : 0)));
+}
+
+void Run::ReadAll(const std::vector<PullSlice>& slices, const std::vector<void*>& outs,
+                  std::int64_t version, StatusCallback done) {
+  std::vector<Engine::ReadJob> jobs;
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    jobs.push_back({slices[i].parameter, slices[i].box, slices[i].range, slices[i].dtype, outs[i]});
+  }
+  absl::Status refused;
+  {
+    std::lock_guard lock(mutex_);  // as in Read
+    refused = CheckReadable(version);
+    if (refused.ok()) {
+      auto check = [self = shared_from_this(), version] {
+        std::lock_guard lock(self->mutex_);
+        return self->stopped_.ok() ? self->CheckTrusted(version) : self->stopped_;
+      };
+      return engines_->ReadAll(std::move(jobs), std::move(check), std::move(done));
     }
   }
   done(refused);

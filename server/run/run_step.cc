@@ -83,7 +83,8 @@ Layer Run::LayerOf(const SliceId& id) const {
   return {id.micro_batch, replicated ? id.rank : -1, id.parameter};
 }
 
-absl::StatusOr<std::shared_ptr<StagingBuffer>> Run::LayerMemory(const Layer& layer, Dtype dtype) {
+absl::StatusOr<std::shared_ptr<StagingBuffer>> Run::LayerMemory(const Layer& layer, Dtype dtype,
+                                                                StagingPlace place) {
   const auto found = layers_.find(layer);
   if (found != layers_.end()) {
     if (found->second.dtype == dtype) return found->second.memory;
@@ -97,9 +98,10 @@ absl::StatusOr<std::shared_ptr<StagingBuffer>> Run::LayerMemory(const Layer& lay
     // Only a stream that broke off, or one that is still under way and will be refused, had it so.
   }
   const int state = routing().parameters[layer.parameter].state;
+  if (engines_->DeviceFor(state) < 0) place = StagingPlace::kHost;
   const std::int64_t held = staging_.bytes();
   auto acquired = staging_.Acquire(engines_->StagingBackend(state), engines_->PackedElements(state),
-                                   dtype);
+                                   dtype, place);
   if (!acquired.ok()) {
     return absl::Status(
         acquired.status().code(),
@@ -114,7 +116,7 @@ absl::StatusOr<std::shared_ptr<StagingBuffer>> Run::LayerMemory(const Layer& lay
 }
 
 absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::int64_t generation,
-                                            std::int64_t step, Dtype dtype) {
+                                            std::int64_t step, Dtype dtype, StagingPlace place) {
   std::lock_guard lock(mutex_);
   if (!stopped_.ok()) return stopped_;
   if (!lost_.empty()) return NeedsRestore();
@@ -130,9 +132,13 @@ absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::in
     target.shards = registry_.ShardsHere(id.parameter);
   }
   if (admission == StepMachine::Admission::kWrite) {
-    MUOND_ASSIGN_OR_RETURN(slice.memory, LayerMemory(LayerOf(id), dtype));
+    MUOND_ASSIGN_OR_RETURN(slice.memory, LayerMemory(LayerOf(id), dtype, place));
     target.keepalive = slice.memory;
     target.base = static_cast<std::byte*>(slice.memory->data());
+    if (slice.memory->place() == StagingPlace::kBackend) {
+      target.device =
+          engines_->MemoryOf(engines_->DeviceFor(routing().parameters[id.parameter].state));
+    }
   }
   slice.receiver = std::make_shared<SliceReceiver>(
       SliceObject(id, absl::StrFormat("push for step %d", step)), box, dtype, std::move(target));
@@ -173,6 +179,12 @@ absl::StatusOr<SliceArrival> Run::CloseGradient(const OpenSlice& slice) {
     Effects effects;
     arrival = machine_->OnSlice(slice.id, slice.generation, slice.step, slice.receiver->digest(),
                                 effects);
+    // The first time it may have come by another path, which digests otherwise.
+    const std::optional<std::uint64_t> other = slice.receiver->other_digest();
+    if (absl::IsAlreadyExists(arrival.status()) && other.has_value()) {
+      auto known = machine_->OnSlice(slice.id, slice.generation, slice.step, *other, effects);
+      if (known.ok()) arrival = known;
+    }
     gradient_slices_.Drop(slice.id, slice.receiver.get());
     if (arrival.ok() && *arrival == StepMachine::Arrival::kAccepted) settled_layers_.insert(layer);
     Carry(effects, after);
@@ -193,9 +205,14 @@ void Run::Abandon(const OpenSlice& slice) {
 }
 
 std::uint64_t Run::Finish(std::int64_t rank, std::int64_t generation, std::int64_t step,
-                          const std::vector<std::string>& absent, OutcomeCallback done) {
+                          const std::vector<std::string>& absent, OutcomeCallback done,
+                          std::shared_ptr<ParameterTargets> targets) {
   return Wait(rank, std::move(done), [&](std::uint64_t waiter, Effects& effects) {
     if (IsRepeat(step)) metrics_->OnDuplicateRequest();
+    if (step == machine_->next_step() && generation == machine_->generation() &&
+        targets_ == nullptr) {
+      targets_ = std::move(targets);
+    }
     machine_->OnFinish(rank, generation, step, absent, waiter, effects);
   });
 }
@@ -306,6 +323,7 @@ void Run::EndAttempt() {
   }
   layers_.clear();
   settled_layers_.clear();
+  targets_ = nullptr;
   step_started_.reset();
 }
 

@@ -16,14 +16,19 @@ constexpr std::int64_t kRoomBytes = std::int64_t{64} << 20;
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<StagingBuffer>> Staging::Acquire(kernels::Backend& backend,
-                                                                std::int64_t elements,
-                                                                Dtype dtype) {
+                                                                std::int64_t elements, Dtype dtype,
+                                                                StagingPlace place) {
   const std::size_t bytes = static_cast<std::size_t>(elements) * DtypeBytes(dtype);
   for (ByKind* kept : {&released_, &spare_}) {
-    if (std::shared_ptr<StagingBuffer> memory = Take(*kept, {&backend, bytes})) return memory;
+    if (std::shared_ptr<StagingBuffer> memory = Take(*kept, {&backend, place, bytes})) {
+      return memory;
+    }
   }
-  MUOND_RETURN_IF_ERROR(CheckRoom(static_cast<std::int64_t>(bytes)));
-  auto memory = std::make_shared<StagingBuffer>(backend, bytes);
+  // A device knows by itself what it has.
+  if (place == StagingPlace::kHost || bytes_max_ > 0) {
+    MUOND_RETURN_IF_ERROR(CheckRoom(static_cast<std::int64_t>(bytes)));
+  }
+  auto memory = std::make_shared<StagingBuffer>(backend, bytes, place);
   if (!memory->ok()) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("staging: allocate gradient tensor: no memory for %d bytes", bytes));
@@ -68,12 +73,12 @@ std::shared_ptr<StagingBuffer> Staging::Take(ByKind& from, const Kind& kind) {
 }
 
 void Staging::Trim() {
-  for (const auto& [kind, memory] : spare_) bytes_ -= static_cast<std::int64_t>(kind.second);
+  for (const auto& [kind, memory] : spare_) bytes_ -= static_cast<std::int64_t>(std::get<2>(kind));
   spare_ = std::exchange(released_, {});
 }
 
 void Staging::Release(std::shared_ptr<StagingBuffer> memory) {
-  const Kind kind{memory->backend(), memory->bytes()};
+  const Kind kind{memory->backend(), memory->place(), memory->bytes()};
   released_.emplace(kind, std::move(memory));
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <utility>
+#include <tuple>
 
 #include "absl/status/statusor.h"
 #include "proto/values.h"
@@ -22,7 +22,8 @@ class Staging {
   // Staging memory of that backend for a tensor, contents undefined. RESOURCE_EXHAUSTED when the
   // limit is reached.
   absl::StatusOr<std::shared_ptr<StagingBuffer>> Acquire(kernels::Backend& backend,
-                                                         std::int64_t elements, Dtype dtype);
+                                                         std::int64_t elements, Dtype dtype,
+                                                         StagingPlace place = StagingPlace::kHost);
   // The step is done with it. Memory that somebody still holds is not used again until they let go.
   void Release(std::shared_ptr<StagingBuffer> memory);
 
@@ -36,7 +37,8 @@ class Staging {
 
   const std::int64_t bytes_max_;
   std::int64_t room_ = 0;  // of the machine's free memory, what was asked for last
-  using Kind = std::pair<const kernels::Backend*, std::size_t>;  // whose, how many bytes
+  // Whose, where, how many bytes.
+  using Kind = std::tuple<const kernels::Backend*, StagingPlace, std::size_t>;
   using ByKind = std::multimap<Kind, std::shared_ptr<StagingBuffer>>;
   static std::shared_ptr<StagingBuffer> Take(ByKind& from, const Kind& kind);
   ByKind released_;  // by this step

@@ -57,7 +57,7 @@ absl::StatusOr<ArenaLayout> LayOutArena(const ArenaSize& size, std::int64_t byte
 }
 
 Arena::Arena(ArenaOwner owner, ArenaLayout layout, ArenaMemory memory, std::string handle,
-             std::function<void(std::int64_t)> freed, std::unique_ptr<GpuBlock> gpu)
+             std::function<void(std::int64_t)> freed, std::shared_ptr<GpuBlock> gpu)
     : owner_(std::move(owner)),
       layout_(std::move(layout)),
       memory_(std::move(memory)),
@@ -68,7 +68,7 @@ Arena::Arena(ArenaOwner owner, ArenaLayout layout, ArenaMemory memory, std::stri
 
 absl::StatusOr<std::shared_ptr<Arena>> Arena::Create(ArenaOwner owner, ArenaLayout layout,
                                                      std::function<void(std::int64_t)> freed,
-                                                     std::unique_ptr<GpuBlock> gpu) {
+                                                     std::shared_ptr<GpuBlock> gpu) {
   MUOND_ASSIGN_OR_RETURN(ArenaMemory memory, ArenaMemory::Create(layout.bytes));
   MUOND_ASSIGN_OR_RETURN(std::string handle, RandomHandle());
   if (gpu != nullptr) {

@@ -77,7 +77,7 @@ class Arena {
   // `freed` is called with the arena's bytes when its last user has let go.
   static absl::StatusOr<std::shared_ptr<Arena>> Create(ArenaOwner owner, ArenaLayout layout,
                                                        std::function<void(std::int64_t)> freed,
-                                                       std::unique_ptr<GpuBlock> gpu = nullptr);
+                                                       std::shared_ptr<GpuBlock> gpu = nullptr);
   ~Arena();
 
   const std::string& handle() const { return handle_; }  // random; a secret of the trainer
@@ -117,7 +117,7 @@ class Arena {
 
  private:
   Arena(ArenaOwner owner, ArenaLayout layout, ArenaMemory memory, std::string handle,
-        std::function<void(std::int64_t)> freed, std::unique_ptr<GpuBlock> gpu);
+        std::function<void(std::int64_t)> freed, std::shared_ptr<GpuBlock> gpu);
   absl::StatusOr<const ArenaWindow*> IncomingWindow(std::int64_t window) const;
 
   const ArenaOwner owner_;
@@ -125,7 +125,7 @@ class Arena {
   ArenaMemory memory_;
   const std::string handle_;
   const std::function<void(std::int64_t)> freed_;
-  const std::unique_ptr<GpuBlock> gpu_;  // null: windows lie in memory_
+  const std::shared_ptr<GpuBlock> gpu_;  // null: windows lie in memory_
   std::atomic<bool> revoked_{false}, pulling_{false};
   std::mutex mutex_;  // of drained_
   std::vector<std::int64_t> drained_;  // what the slots say, out of the trainer's reach

@@ -1,0 +1,204 @@
+#include "client/cpp/exchange.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_format.h"
+#include "proto/check.h"
+#include "proto/convert.h"
+
+namespace muond::client {
+namespace {
+
+std::int64_t ElementsOf(std::span<const ElementRange> ranges) {
+  std::int64_t elements = 0;
+  for (const ElementRange& range : ranges) elements += range.count;
+  return elements;
+}
+
+// The streams whose work must be done before somebody else may look.
+class Places {
+ public:
+  explicit Places(GpuDriver* driver) : driver_(driver) {}
+  void Add(const GpuPlace& place) {
+    if (!place.on_gpu()) return;
+    if (std::find(places_.begin(), places_.end(), place) == places_.end()) places_.push_back(place);
+  }
+  absl::Status WaitForAll() const {
+    for (const GpuPlace& place : places_) MUOND_RETURN_IF_ERROR(driver_->Wait(place));
+    return absl::OkStatus();
+  }
+
+ private:
+  GpuDriver* const driver_;
+  std::vector<GpuPlace> places_;
+};
+
+// The window that holds this address at the slice's place; null: none does.
+GpuLink::Window* WindowOf(GpuLink& link, const void* data, std::int64_t gradient) {
+  for (GpuLink::Window& window : link.outgoing()) {
+    if (link.At(window, gradient) == data) return &window;
+  }
+  return nullptr;
+}
+
+// Copies a part to its place in the window, unless that is where it was made.
+absl::Status CopyIn(const ExchangePath& path, const SlicePart& part, std::byte* to) {
+  const SliceSource& source = *part.source;
+  const auto size = static_cast<std::int64_t>(DtypeBytes(source.dtype));
+  if (source.data == to) return absl::OkStatus();
+  for (const ElementRange& range : part.ranges) {
+    const auto bytes = static_cast<std::size_t>(range.count * size);
+    MUOND_RETURN_IF_ERROR(path.driver->Copy(
+        source.place, to, static_cast<const std::byte*>(source.data) + range.first * size, bytes));
+    to += bytes;
+  }
+  return absl::OkStatus();
+}
+
+v1::Chunk* AddChunk(const SlicePart& part, std::int64_t bytes, v1::ArenaFill* fill) {
+  const SliceSource& source = *part.source;
+  v1::Chunk* chunk = fill->add_chunks();
+  chunk->set_parameter(source.parameter);
+  chunk->set_slice(source.slice);
+  chunk->set_micro_batch(source.micro_batch);
+  chunk->set_dtype(ToProto(source.dtype));
+  chunk->set_offset(part.ranges[0].first);
+  chunk->mutable_region()->set_bytes(bytes);
+  return chunk;
+}
+
+}  // namespace
+
+absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const SlicePart> parts,
+                                    v1::ArenaFill* fill) {
+  fill->Clear();
+  Places places(path.driver.get());
+  GpuLink::Window* window = nullptr;
+  std::set<std::pair<std::string, std::int64_t>> used;
+  std::size_t taken = 0;
+  for (const SlicePart& part : parts) {
+    const SliceSource& source = *part.source;
+    const auto size = static_cast<std::int64_t>(DtypeBytes(source.dtype));
+    const std::int64_t bytes = ElementsOf(part.ranges) * size;
+    std::int64_t at = 0;
+    if (path.link == nullptr) {
+      at = reinterpret_cast<std::int64_t>(source.data) + part.ranges[0].first * size;
+    } else {
+      const GpuLayout::Place* const place =
+          path.link->layout().Find(source.parameter, source.slice);
+      if (place == nullptr || bytes > place->gradient_bytes) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "parameter \"%s\": slice %d: its %d bytes of %s are more than its place in the GPU's "
+            "window: set gpu_gradient_dtype",
+            source.parameter, source.slice, bytes,
+            std::string(kernels::DtypeName(source.dtype))));
+      }
+      GpuLink::Window* const own = WindowOf(*path.link, source.data, place->gradient);
+      // A window of views is taken as it is; others go along with it, each slice once.
+      if (own != nullptr && window != nullptr && own != window) break;
+      if (!used.insert({source.parameter, source.slice}).second) break;
+      if (window == nullptr) {
+        auto& all = path.link->outgoing();
+        window = own != nullptr
+                     ? own
+                     : &*std::min_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
+                         return a.sequence < b.sequence;
+                       });
+      }
+      at = window->place.offset() + place->gradient;
+      MUOND_RETURN_IF_ERROR(CopyIn(path, part, path.link->base() + at));
+    }
+    places.Add(source.place);
+    AddChunk(part, bytes, fill)->mutable_region()->set_offset(at);
+    ++taken;
+  }
+  MUOND_RETURN_IF_ERROR(places.WaitForAll());
+  if (window != nullptr) {
+    fill->set_arena(path.link->handle());
+    fill->set_window(window->index);
+    fill->set_sequence(path.link->Fill(*window));
+  }
+  return taken;
+}
+
+bool FillFits(const ExchangePath& path, const SlicePart& part, bool initial) {
+  if (path.link == nullptr) return part.ranges.size() == 1;
+  if (!initial) return true;
+  const GpuLayout::Place* const place =
+      path.link->layout().Find(part.source->parameter, part.source->slice);
+  return place != nullptr &&
+         ElementsOf(part.ranges) * static_cast<std::int64_t>(DtypeBytes(part.source->dtype)) <=
+             place->gradient_bytes;
+}
+
+bool PullFits(const ExchangePath& path, const SinkPart& part) {
+  const SliceSink& sink = *part.sink;
+  if (!path.Takes(sink.place)) return false;
+  if (path.link == nullptr) return part.ranges.size() == 1;
+  const GpuLayout::Place* const place = path.link->layout().Find(sink.parameter, sink.slice);
+  const std::int64_t bytes =
+      ElementsOf(part.ranges) * static_cast<std::int64_t>(DtypeBytes(sink.dtype));
+  return place != nullptr && bytes <= place->parameter_bytes;
+}
+
+void PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
+             v1::ExchangePull* pull) {
+  pull->Clear();
+  pull->mutable_pull()->set_master(master);
+  // The daemon's order: by name, then as they are listed.
+  std::map<std::string, std::vector<const SinkPart*>> by_name;
+  for (const SinkPart& part : sinks) by_name[part.sink->parameter].push_back(&part);
+  for (const auto& [name, parts] : by_name) {
+    v1::ParameterSlices* slices = pull->mutable_pull()->add_slices();
+    slices->set_parameter(name);
+    for (const SinkPart* part : parts) {
+      *slices->add_boxes() = ToProto(*part->box);
+      const SliceSink& sink = *part->sink;
+      const auto size = static_cast<std::int64_t>(DtypeBytes(sink.dtype));
+      v1::ArenaRegion* region = pull->add_regions();
+      region->set_bytes(ElementsOf(part->ranges) * size);
+      if (path.link == nullptr) {
+        region->set_offset(reinterpret_cast<std::int64_t>(sink.data) +
+                           part->ranges[0].first * size);
+      } else {
+        region->set_offset(path.link->incoming().place.offset() +
+                           path.link->layout().Find(name, sink.slice)->parameter);
+      }
+    }
+  }
+  if (path.link == nullptr) return;
+  pull->set_arena(path.link->handle());
+  pull->set_window(path.link->incoming().index);
+  pull->set_sequence(++path.link->incoming().sequence);
+}
+
+absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
+                      const v1::ExchangePull& pull) {
+  if (path.link == nullptr) return absl::OkStatus();  // they were written where they belong
+  GpuLink& link = *path.link;
+  if (!link.Filled(link.incoming(), pull.sequence())) {
+    return absl::InternalError(absl::StrFormat(
+        "pull: the arena's window does not stand at fill %d", pull.sequence()));
+  }
+  Places places(path.driver.get());
+  for (const SinkPart& part : sinks) {
+    const SliceSink& sink = *part.sink;
+    const auto size = static_cast<std::int64_t>(DtypeBytes(sink.dtype));
+    const std::byte* from =
+        link.At(link.incoming(), link.layout().Find(sink.parameter, sink.slice)->parameter);
+    if (from == sink.data) continue;
+    for (const ElementRange& range : part.ranges) {
+      const auto bytes = static_cast<std::size_t>(range.count * size);
+      MUOND_RETURN_IF_ERROR(path.driver->Copy(
+          sink.place, static_cast<std::byte*>(sink.data) + range.first * size, from, bytes));
+      from += bytes;
+    }
+    places.Add(sink.place);
+  }
+  // The next pull may overwrite the window.
+  return places.WaitForAll();
+}
+
+}  // namespace muond::client

@@ -1,0 +1,90 @@
+#include "server/rpc/exchange_windows.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "proto/check.h"
+#include "server/rpc/transport_choice.h"
+#include "server/transport/gpu_arena.h"
+
+namespace muond {
+namespace {
+
+class ArenaWindows final : public ExchangeWindows {
+ public:
+  explicit ArenaWindows(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+
+  TransportPath path() const override { return TransportPath::kCudaIpc; }
+  kernels::DeviceMemory& MemoryOf(const std::byte*) override { return arena_->gpu()->memory(); }
+  absl::Status Fetch(const v1::ArenaFill& fill) override {
+    return arena_->CheckFilled(fill.window(), fill.sequence());
+  }
+  absl::StatusOr<std::byte*> Region(std::int64_t window, const v1::ArenaRegion& region,
+                                    bool to_daemon) override {
+    return arena_->GpuRegion(window, region.offset(), region.bytes(), to_daemon);
+  }
+  void Release(const v1::ArenaFill& fill) override {
+    arena_->SetDrained(fill.window(), fill.sequence());
+  }
+  absl::Status Deliver(const v1::ExchangePull& pull) override {
+    MUOND_RETURN_IF_ERROR(arena_->GpuRegion(pull.window(), 0, 0, false).status());
+    arena_->SetFilled(pull.window(), pull.sequence());
+    return absl::OkStatus();
+  }
+  std::shared_ptr<void> keepalive() const override { return arena_; }
+
+ private:
+  const std::shared_ptr<Arena> arena_;
+};
+
+// The trainer is in this process and waits for the answer: its buffers stay where they are.
+class PointerWindows final : public ExchangeWindows {
+ public:
+  explicit PointerWindows(const RpcContext& rpc) : rpc_(rpc) {}
+
+  TransportPath path() const override { return TransportPath::kPointer; }
+  kernels::DeviceMemory& MemoryOf(const std::byte* region) override {
+    for (kernels::DeviceMemory* const gpu : rpc_.gpus) {
+      if (gpu->Reaches(region, 0)) return *gpu;
+    }
+    return *rpc_.host_memory;
+  }
+  absl::Status Fetch(const v1::ArenaFill&) override { return absl::OkStatus(); }
+  absl::StatusOr<std::byte*> Region(std::int64_t, const v1::ArenaRegion& region, bool) override {
+    auto* const first = reinterpret_cast<std::byte*>(region.offset());
+    const bool sane = region.bytes() >= 0 && (first != nullptr || region.bytes() == 0);
+    if (sane && MemoryOf(first).Reaches(first, static_cast<std::size_t>(region.bytes()))) {
+      return first;
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "pointer: %d bytes at %p are no memory that the daemon reaches", region.bytes(),
+        static_cast<const void*>(first)));
+  }
+  void Release(const v1::ArenaFill&) override {}
+  absl::Status Deliver(const v1::ExchangePull&) override { return absl::OkStatus(); }
+  std::shared_ptr<void> keepalive() const override { return nullptr; }
+
+ private:
+  const RpcContext& rpc_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& rpc,
+                                                             const std::string& peer,
+                                                             const std::string& handle,
+                                                             const std::string& run,
+                                                             std::int64_t rank) {
+  if (handle.empty()) {
+    if (IsInProcess(peer)) return std::make_unique<PointerWindows>(rpc);
+    return absl::PermissionDeniedError(absl::StrFormat(
+        "run \"%s\": exchange of rank %d: pointers mean nothing from another process", run, rank));
+  }
+  MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, rpc.arenas->Find(handle, {run, rank}));
+  if (arena->gpu() != nullptr) return std::make_unique<ArenaWindows>(std::move(arena));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: it is of host memory, which takes no part in Exchange",
+                      arena->object()));
+}
+
+}  // namespace muond
