@@ -111,13 +111,28 @@ void Pair::Connect(const nccl::UniqueId& id, absl::Time deadline, Done ready) {
 
 void Pair::Revoke(const absl::Status& why) {
   std::shared_ptr<nccl::Link> link;
+  Done hears;
+  absl::Status said;
   {
     std::lock_guard lock(mutex_);
     if (!revoked_.ok()) return;
-    revoked_ = absl::Status(why.code(), absl::StrFormat("%s: %s", object(), why.message()));
+    revoked_ = said = absl::Status(why.code(), absl::StrFormat("%s: %s", object(), why.message()));
     link = std::move(link_);
+    hears = std::exchange(on_revoked_, nullptr);
+    changed_.notify_all();
   }
   if (link != nullptr) link->Abort(why);
+  if (hears != nullptr) hears(said);
+}
+
+void Pair::OnRevoked(Done done) {
+  absl::Status already;
+  {
+    std::lock_guard lock(mutex_);
+    already = revoked_;
+    if (already.ok()) on_revoked_ = done;
+  }
+  if (!already.ok()) done(already);
 }
 
 absl::Status Pair::status() const {
@@ -151,15 +166,14 @@ absl::StatusOr<std::byte*> Pair::Region(std::int64_t window, std::int64_t offset
   return windows_->data + offset;
 }
 
-absl::Status Pair::CheckRegions(std::int64_t window,
-                                std::span<const nccl::Region> regions) const {
+absl::Status Pair::CheckRegions(std::int64_t window, std::span<const nccl::Region> regions,
+                                bool to_daemon) const {
   if (window < 0 || window >= std::ssize(layout_.windows)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: it has no window %d", object(), window));
+    return absl::InvalidArgumentError(absl::StrFormat("%s: it has no window %d", object(), window));
   }
   std::int64_t end = layout_.windows[window].offset;
   for (const nccl::Region& region : regions) {
-    MUOND_RETURN_IF_ERROR(Region(window, region.offset, region.bytes, true).status());
+    MUOND_RETURN_IF_ERROR(Region(window, region.offset, region.bytes, to_daemon).status());
     if (region.offset < end) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "%s: window %d: the region at %d does not lie behind the one before", object(), window,
@@ -171,27 +185,21 @@ absl::Status Pair::CheckRegions(std::int64_t window,
 }
 
 std::vector<nccl::Exchange> Pair::Groups(const std::vector<nccl::Region>& regions, bool to_daemon,
-                                         absl::Time deadline, const Arrived& arrived,
-                                         const Done& done) const {
+                                         absl::Time deadline, const Done& done) const {
   std::vector<nccl::Exchange> groups;
-  std::vector<std::size_t> ends;  // regions of each and those before
   for (const nccl::Transfer& transfer : nccl::PlanTransfers(regions)) {
     groups.resize(transfer.group + 1);
-    ends.resize(transfer.group + 1);
     nccl::Exchange& group = groups.back();
     (to_daemon ? group.receives : group.sends)
         .push_back({windows_->data + transfer.offset, static_cast<std::size_t>(transfer.bytes)});
-    ends.back() = transfer.first + transfer.count;
   }
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    const bool last = i + 1 == groups.size();
-    groups[i].keep = windows_;
-    groups[i].deadline = deadline;
-    groups[i].done = [arrived, done, last, end = ends[i]](const absl::Status& status) {
-      if (last) return done(status);
-      if (status.ok() && arrived != nullptr) arrived(end);
-    };
+  for (nccl::Exchange& group : groups) {
+    group.keep = windows_;
+    group.deadline = deadline;
+    group.done = [](const absl::Status&) {};
   }
+  // What comes before has ended then, or the link has broken.
+  if (!groups.empty()) groups.back().done = done;
   return groups;
 }
 
@@ -204,55 +212,60 @@ absl::Status Pair::PostAll(std::vector<nccl::Exchange> groups) {
 
 absl::Status Pair::Receive(std::int64_t window, std::int64_t sequence,
                            const std::vector<nccl::Region>& regions, absl::Time deadline,
-                           const Arrived& arrived, const Done& done) {
-  MUOND_RETURN_IF_ERROR(CheckRegions(window, regions));
-  std::vector<nccl::Exchange> groups = Groups(regions, true, deadline, arrived, done);
+                           const Done& done) {
+  MUOND_RETURN_IF_ERROR(CheckRegions(window, regions, true));
+  std::vector<nccl::Exchange> groups = Groups(regions, true, deadline, done);
   const bool empty = groups.empty();
   {
-    std::lock_guard lock(mutex_);
-    if (sequence != next_) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, absl::ToChronoTime(deadline),
+                        [&] { return sequence <= next_ || !revoked_.ok(); });
+    if (revoked_.ok() && sequence != next_) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "%s: window %d: expected fill %d, got %d", object(), window, next_, sequence));
     }
     MUOND_RETURN_IF_ERROR(PostAll(std::move(groups)));
     ++next_;
+    changed_.notify_all();
   }
   if (empty) done(absl::OkStatus());
   return absl::OkStatus();
 }
 
-absl::Status Pair::BeginSend() {
-  MUOND_RETURN_IF_ERROR(status());
+absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& regions,
+                        absl::Time deadline, const Done& done) {
+  MUOND_RETURN_IF_ERROR(CheckRegions(window, regions, false));
+  const auto ended = [self = shared_from_this(), done](const absl::Status& status) {
+    {
+      std::lock_guard lock(self->mutex_);
+      self->sending_ = false;
+      self->changed_.notify_all();
+    }
+    done(status);
+  };
+  std::vector<nccl::Exchange> groups = Groups(regions, false, deadline, ended);
+  if (groups.empty()) {
+    done(absl::OkStatus());
+    return absl::OkStatus();
+  }
   std::lock_guard lock(mutex_);
   if (sending_) {
     return absl::UnavailableError(
         absl::StrFormat("%s: what was sent before has not arrived yet", object()));
   }
+  MUOND_RETURN_IF_ERROR(PostAll(std::move(groups)));
   sending_ = true;
   return absl::OkStatus();
 }
 
-void Pair::EndSend() {
-  std::lock_guard lock(mutex_);
-  sending_ = false;
-}
-
-absl::Status Pair::Send(const std::vector<nccl::Region>& regions, absl::Time deadline,
-                        const Done& done) {
-  const auto ended = [self = shared_from_this(), done](const absl::Status& status) {
-    self->EndSend();
-    done(status);
-  };
-  std::vector<nccl::Exchange> groups = Groups(regions, false, deadline, nullptr, ended);
-  const bool empty = groups.empty();
-  absl::Status posted;
-  {
-    std::lock_guard lock(mutex_);
-    posted = PostAll(std::move(groups));
+absl::Status Pair::AwaitSent(absl::Time deadline) {
+  std::unique_lock lock(mutex_);
+  if (changed_.wait_until(lock, absl::ToChronoTime(deadline),
+                          [this] { return !sending_ || !revoked_.ok(); })) {
+    return revoked_;
   }
-  if (!posted.ok()) EndSend();
-  if (posted.ok() && empty) ended(posted);
-  return posted;
+  return absl::UnavailableError(
+      absl::StrFormat("%s: what was sent before has not arrived yet", object()));
 }
 
 }  // namespace muond

@@ -10,6 +10,7 @@
 // Thread-safe.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -41,8 +42,6 @@ absl::StatusOr<ArenaLayout> LayOutPair(const PairSize& size);
 class Pair : public std::enable_shared_from_this<Pair> {
  public:
   using Done = std::function<void(const absl::Status&)>;
-  // The first so many regions are there.
-  using Arrived = std::function<void(std::size_t regions)>;
   // `freed` is called with the windows' bytes when they are. RESOURCE_EXHAUSTED when the GPU has no
   // memory left.
   static absl::StatusOr<std::shared_ptr<Pair>> Create(ArenaOwner owner, ArenaLayout layout,
@@ -61,6 +60,8 @@ class Pair : public std::enable_shared_from_this<Pair> {
 
   // From here on every use is refused with `why`, and what is under way ends with it.
   void Revoke(const absl::Status& why);
+  // Hears of the first Revoke, once, with the pair's name in the reason; at once if it has been.
+  void OnRevoked(Done done);
   // OK, or why no use is left in it.
   absl::Status status() const;
 
@@ -70,30 +71,29 @@ class Pair : public std::enable_shared_from_this<Pair> {
                                     bool to_daemon) const;
 
   // Takes what the trainer sends into a window for the sequence-th time; fills are taken in the
-  // order 1, 2, ... `regions` are inside the window and ascend. `arrived` hears, group by group,
-  // how many are there, `done` that all are, or why not: both on NCCL's thread, so they must be
+  // order 1, 2, ...: one that comes early waits for its turn, until `deadline`. `regions` are inside
+  // the window and ascend. `done` hears when all is there, or why not, on NCCL's thread: it must be
   // short. Not OK, which `done` does not hear: INVALID_ARGUMENT for regions or a window that make no
-  // sense, FAILED_PRECONDITION for a fill that is not the next, or why the pair is broken.
+  // sense, FAILED_PRECONDITION for a fill that was there before, or why the pair is broken.
   absl::Status Receive(std::int64_t window, std::int64_t sequence,
                        const std::vector<nccl::Region>& regions, absl::Time deadline,
-                       const Arrived& arrived, const Done& done);
-  // Sends regions of the window towards the trainer, which nobody may write to from BeginSend until
-  // `done` is called. One at a time: BeginSend is UNAVAILABLE until the one before has ended.
-  absl::Status BeginSend();
-  void EndSend();  // instead of Send
-  // Not OK: it was not begun, and nothing may be sent until BeginSend again.
-  absl::Status Send(const std::vector<nccl::Region>& regions, absl::Time deadline,
-                    const Done& done);
+                       const Done& done);
+  // Sends regions of the window towards the trainer, one list at a time; nobody may write there
+  // until `done` is called. Not OK: it was not begun; UNAVAILABLE while another is under way.
+  absl::Status Send(std::int64_t window, const std::vector<nccl::Region>& regions,
+                    absl::Time deadline, const Done& done);
+  // Returns when nothing is being sent. UNAVAILABLE after `deadline`.
+  absl::Status AwaitSent(absl::Time deadline);
 
  private:
   struct Windows;
   Pair(ArenaOwner owner, ArenaLayout layout, std::shared_ptr<nccl::Worker> worker,
        std::string handle, std::shared_ptr<Windows> windows);
-  absl::Status CheckRegions(std::int64_t window, std::span<const nccl::Region> regions) const;
-  // One group of transfers after the other: `arrived` hears of each but the last.
+  absl::Status CheckRegions(std::int64_t window, std::span<const nccl::Region> regions,
+                            bool to_daemon) const;
+  // One group of transfers behind the other; `done` is the last one's.
   std::vector<nccl::Exchange> Groups(const std::vector<nccl::Region>& regions, bool to_daemon,
-                                     absl::Time deadline, const Arrived& arrived,
-                                     const Done& done) const;
+                                     absl::Time deadline, const Done& done) const;
   absl::Status PostAll(std::vector<nccl::Exchange> groups);
 
   const ArenaOwner owner_;
@@ -107,6 +107,8 @@ class Pair : public std::enable_shared_from_this<Pair> {
   absl::Status revoked_;
   std::int64_t next_ = 1;  // fill that is received next
   bool sending_ = false;
+  Done on_revoked_;
+  std::condition_variable changed_;  // next_, sending_, revoked_
 };
 
 }  // namespace muond

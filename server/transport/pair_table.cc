@@ -24,10 +24,7 @@ PairTable::PairTable(absl::StatusOr<NcclPlatform> platform, const PairLimits& li
   books_->changed = std::move(changed);
 }
 
-PairTable::~PairTable() {
-  std::lock_guard lock(mutex_);
-  while (!pairs_.empty()) Erase(pairs_.begin(), absl::UnavailableError("the daemon stops"));
-}
+PairTable::~PairTable() { CloseAll(absl::UnavailableError("the daemon stops")); }
 
 int PairTable::nccl_version() const { return platform_.ok() ? platform_->library->version : 0; }
 
@@ -60,13 +57,12 @@ absl::StatusOr<std::shared_ptr<Pair>> PairTable::Open(const ArenaOwner& owner,
                                                       const PairSize& size, nccl::UniqueId* id) {
   MUOND_RETURN_IF_ERROR(Check(trainer));
   MUOND_ASSIGN_OR_RETURN(ArenaLayout layout, LayOutPair(size));
+  Close(owner, absl::FailedPreconditionError("the rank has opened another"));
   std::lock_guard lock(mutex_);
-  if (const auto former = pairs_.find(owner); former != pairs_.end()) {
-    Erase(former, absl::FailedPreconditionError("the rank has opened another"));
-  }
+  MUOND_RETURN_IF_ERROR(closed_);
   if (std::ssize(pairs_) >= limits_.count_max) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("run \"%s\": NCCL pair of rank %d: the daemon has %d already (--max-arenas)",
+        absl::StrFormat("run \"%s\": NCCL pair of rank %d: the daemon has %d (--max-arenas)",
                         owner.run, owner.rank, limits_.count_max));
   }
   const std::int64_t bytes = layout.gpu_bytes;
@@ -98,24 +94,43 @@ absl::StatusOr<std::shared_ptr<Pair>> PairTable::Find(const std::string& handle,
       owner.rank));
 }
 
-void PairTable::Erase(std::map<ArenaOwner, std::shared_ptr<Pair>>::iterator entry,
-                      const absl::Status& why) {
-  entry->second->Revoke(why);
+std::shared_ptr<Pair> PairTable::Erase(
+    std::map<ArenaOwner, std::shared_ptr<Pair>>::iterator entry) {
+  std::shared_ptr<Pair> pair = std::move(entry->second);
   pairs_.erase(entry);
   --books_->pairs;
   books_->Tell();
+  return pair;
 }
 
 void PairTable::Close(const ArenaOwner& owner, const absl::Status& why) {
-  std::lock_guard lock(mutex_);
-  if (const auto found = pairs_.find(owner); found != pairs_.end()) Erase(found, why);
+  std::shared_ptr<Pair> pair;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = pairs_.find(owner); found != pairs_.end()) pair = Erase(found);
+  }
+  if (pair != nullptr) pair->Revoke(why);
 }
 
 void PairTable::CloseHandle(const std::string& handle, const ArenaOwner& owner,
                             const absl::Status& why) {
-  std::lock_guard lock(mutex_);
-  const auto found = pairs_.find(owner);
-  if (found != pairs_.end() && found->second->handle() == handle) Erase(found, why);
+  std::shared_ptr<Pair> pair;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = pairs_.find(owner);
+    if (found != pairs_.end() && found->second->handle() == handle) pair = Erase(found);
+  }
+  if (pair != nullptr) pair->Revoke(why);
+}
+
+void PairTable::CloseAll(const absl::Status& why) {
+  std::vector<std::shared_ptr<Pair>> all;
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = why;
+    while (!pairs_.empty()) all.push_back(Erase(pairs_.begin()));
+  }
+  for (const auto& pair : all) pair->Revoke(why);
 }
 
 std::int64_t PairTable::pairs() const { return books_->pairs; }

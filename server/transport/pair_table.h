@@ -73,13 +73,17 @@ class PairTable {
   // Only if the owner's pair has this handle.
   void CloseHandle(const std::string& handle, const ArenaOwner& owner, const absl::Status& why);
 
+  // The daemon goes away: all of them, and no more are made.
+  void CloseAll(const absl::Status& why);
+
   std::int64_t pairs() const;
   std::int64_t bytes() const;  // of all that are not freed yet
 
  private:
   struct Books;  // outlives the table, for memory that NCCL still has
   std::shared_ptr<nccl::Worker> TheWorker();
-  void Erase(std::map<ArenaOwner, std::shared_ptr<Pair>>::iterator entry, const absl::Status& why);
+  // Takes it out of the table; it is revoked by the caller, without the lock.
+  std::shared_ptr<Pair> Erase(std::map<ArenaOwner, std::shared_ptr<Pair>>::iterator entry);
 
   const absl::StatusOr<NcclPlatform> platform_;
   const PairLimits limits_;
@@ -87,6 +91,7 @@ class PairTable {
   mutable std::mutex mutex_;
   std::shared_ptr<nccl::Worker> worker_;  // from the first pair on
   std::map<ArenaOwner, std::shared_ptr<Pair>> pairs_;
+  absl::Status closed_;
 };
 
 }  // namespace muond

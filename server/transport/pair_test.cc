@@ -1,7 +1,10 @@
 // The daemon's end of a pair, with a trainer's end that is a bare link over the fake.
 #include <chrono>
+#include <cstring>
 #include <future>
+#include <limits>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -102,19 +105,20 @@ TEST_F(PairTest, TakesWhatTheTrainerSendsAndSendsBack) {
   Heard sent, received;
   TrainerSends({{memory_, 9}}, sent);
   ASSERT_TRUE(pair_->Receive(1, 1, {{at, 3}, {at + 4, 5}, {at + 16, 0}},
-                             absl::Now() + absl::Seconds(10), nullptr, received.callback())
+                             absl::Now() + absl::Seconds(10), received.callback())
                   .ok());
   EXPECT_TRUE(received.Wait().ok());
   EXPECT_TRUE(sent.Wait().ok());
   EXPECT_EQ(std::string(reinterpret_cast<char*>(*pair_->Region(1, at + 4, 5, true)), 5), "three");
 
   const std::int64_t pull = pair_->layout().windows[2].offset;
-  ASSERT_TRUE(pair_->BeginSend().ok());
-  EXPECT_TRUE(absl::IsUnavailable(pair_->BeginSend()));
   std::memcpy(*pair_->Region(2, pull, 4, false), "back", 4);
   Heard gone, come;
   ASSERT_TRUE(
-      pair_->Send({{pull, 4}}, absl::Now() + absl::Seconds(10), gone.callback()).ok());
+      pair_->Send(2, {{pull, 4}}, absl::Now() + absl::Seconds(10), gone.callback()).ok());
+  EXPECT_TRUE(absl::IsUnavailable(
+      pair_->Send(2, {{pull, 4}}, absl::Now(), [](const absl::Status&) {})));
+  EXPECT_TRUE(absl::IsUnavailable(pair_->AwaitSent(absl::Now() + absl::Milliseconds(20))));
   nccl::Exchange exchange;
   exchange.receives = {{memory_ + 8192, 4}};
   exchange.deadline = absl::Now() + absl::Seconds(10);
@@ -123,14 +127,14 @@ TEST_F(PairTest, TakesWhatTheTrainerSendsAndSendsBack) {
   EXPECT_TRUE(come.Wait().ok());
   EXPECT_TRUE(gone.Wait().ok());
   EXPECT_EQ(std::string(memory_ + 8192, 4), "back");
-  EXPECT_TRUE(pair_->BeginSend().ok());
+  EXPECT_TRUE(pair_->AwaitSent(absl::Now() + absl::Seconds(10)).ok());
 }
 
 TEST_F(PairTest, RefusesPlacesThatAreNotInTheWindow) {
   ASSERT_TRUE(Connect().ok());
   const auto receive = [&](std::int64_t window, std::vector<nccl::Region> regions,
                            std::int64_t sequence = 1) {
-    return pair_->Receive(window, sequence, regions, absl::Now() + absl::Seconds(1), nullptr,
+    return pair_->Receive(window, sequence, regions, absl::Now() + absl::Milliseconds(50),
                           [](const absl::Status&) { FAIL() << "it was begun"; });
   };
   const std::int64_t max = std::numeric_limits<std::int64_t>::max();
@@ -148,6 +152,25 @@ TEST_F(PairTest, RefusesPlacesThatAreNotInTheWindow) {
   EXPECT_TRUE(absl::IsFailedPrecondition(receive(0, {{0, 8}}, 0)));
 }
 
+TEST_F(PairTest, AFillThatComesEarlyWaitsForItsTurn) {
+  ASSERT_TRUE(Connect().ok());
+  std::memcpy(memory_, "firstsecond", 11);
+  Heard sent, one, two;
+  TrainerSends({{memory_, 5}}, sent);
+  Heard sent_too;
+  TrainerSends({{memory_ + 5, 6}}, sent_too);
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  std::thread early(
+      [&] { EXPECT_TRUE(pair_->Receive(1, 2, {{4096, 6}}, deadline, two.callback()).ok()); });
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_TRUE(pair_->Receive(0, 1, {{0, 5}}, deadline, one.callback()).ok());
+  early.join();
+  EXPECT_TRUE(one.Wait().ok());
+  EXPECT_TRUE(two.Wait().ok());
+  EXPECT_EQ(std::string(reinterpret_cast<char*>(*pair_->Region(0, 0, 5, true)), 5), "first");
+  EXPECT_EQ(std::string(reinterpret_cast<char*>(*pair_->Region(1, 4096, 6, true)), 6), "second");
+}
+
 TEST_F(PairTest, AnEndThatMovesNothingIsFoundOutWhenTheyMeet) {
   nccl::fake::SetFaults({.move_nothing = true});
   EXPECT_TRUE(absl::IsDataLoss(Connect()));
@@ -159,7 +182,7 @@ TEST_F(PairTest, ATrainerThatDiesEndsWhatIsUnderWayInTime) {
   ASSERT_TRUE(Connect().ok());
   nccl::fake::SetFaults({.silent = kTrainerGpu});
   Heard received;
-  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, absl::Now() + absl::Milliseconds(200), nullptr,
+  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, absl::Now() + absl::Milliseconds(200),
                              received.callback())
                   .ok());
   EXPECT_TRUE(absl::IsDeadlineExceeded(received.Wait()));
@@ -172,14 +195,17 @@ TEST_F(PairTest, ATrainerThatDiesEndsWhatIsUnderWayInTime) {
 TEST_F(PairTest, ClosingEndsWhatIsUnderWayAndFreesTheWindows) {
   ASSERT_TRUE(Connect().ok());
   Heard received;
-  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, absl::Now() + absl::Seconds(10), nullptr,
+  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, absl::Now() + absl::Seconds(10),
                              received.callback())
                   .ok());
+  Heard revoked;
+  pair_->OnRevoked(revoked.callback());
   table_.CloseHandle("another", kOwner, absl::CancelledError("never"));
   EXPECT_EQ(table_.pairs(), 1);
   EXPECT_TRUE(table_.Find(pair_->handle(), kOwner).ok());
   table_.CloseHandle(pair_->handle(), kOwner, absl::CancelledError("the trainer is gone"));
   EXPECT_TRUE(absl::IsCancelled(received.Wait()));
+  EXPECT_TRUE(absl::IsCancelled(revoked.Wait()));
   EXPECT_THAT(Text(table_.Find(pair_->handle(), kOwner).status()), HasSubstr("open one"));
   pair_.reset();
   for (int i = 0; i < 1000 && table_.bytes() > 0; ++i) absl::SleepFor(absl::Milliseconds(5));
