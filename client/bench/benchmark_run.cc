@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <set>
 #include <span>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "client/bench/control_probe.h"
+#include "client/bench/gpu_values.h"
 #include "client/bench/process_memory.h"
 #include "client/bench/values.h"
 #include "client/cpp/admin.h"
@@ -68,6 +70,8 @@ class Benchmark {
     session.channel = options_.channel;
     session.chunk_bytes = options_.chunk_bytes;
     session.transport = options_.transport;
+    session.gpu = options_.gpu;
+    session.gpu_windows = 1;
     MUOND_ASSIGN_OR_RETURN(
         session_,
         client::Session::Open(models::MakeRunSpec(options_.model, options_.run, options_.dtype), 0,
@@ -158,9 +162,15 @@ class Benchmark {
     if (!complete)
       return absl::InternalError("the run still lacks initial values after Initialize");
     result_.memory_use.grown_initially = TakePeak();
+    if (options_.gpu >= 0) {
+      MUOND_ASSIGN_OR_RETURN(
+          gpu_, GpuValues::Make(*session_, options_.gpu, gradient_sources_, sinks_));
+      for (const client::SliceSink& sink : check_->Before()) sampled_.insert(sink.parameter);
+    }
 
     parameters_.Poison();
     MUOND_RETURN_IF_ERROR(Step(0.0).status());
+    if (gpu_ != nullptr) MUOND_RETURN_IF_ERROR(gpu_->Download());
     if (parameters_.Digest() != initial) {
       return absl::InternalError(
           "a step with learning rate 0 did not give back the initial values bit for bit");
@@ -179,6 +189,7 @@ class Benchmark {
     if (probe) result_.control = probe->Stop();
     MUOND_RETURN_IF_ERROR(EndMemory());
     MUOND_RETURN_IF_ERROR(CompareStep());
+    if (gpu_ != nullptr) MUOND_RETURN_IF_ERROR(gpu_->Download());
     if (!parameters_.AllFinite()) {
       return absl::InternalError("the parameters after the last step are not all finite");
     }
@@ -210,6 +221,7 @@ class Benchmark {
 
     StepTimes times{.step = begin.step};
     MUOND_RETURN_IF_ERROR(CheckStop());
+    if (gpu_ != nullptr) return GpuStep(begin, times);
     Clock::time_point start = Clock::now();
     MUOND_RETURN_IF_ERROR(session_->Begin(begin));
     MUOND_RETURN_IF_ERROR(session_->Push(gradient_sources_));
@@ -223,6 +235,33 @@ class Benchmark {
     start = Clock::now();
     MUOND_RETURN_IF_ERROR(session_->Pull(outcome.version, sinks_));
     times.pull = SecondsSince(start);
+    return times;
+  }
+
+  absl::StatusOr<StepTimes> GpuStep(const StepBegin& begin, StepTimes times) {
+    MUOND_RETURN_IF_ERROR(gpu_->Upload(sampled_));
+    const auto sources = gpu_->sources();
+    Clock::time_point start = Clock::now();
+    if (options_.backward_ms <= 0) {
+      MUOND_ASSIGN_OR_RETURN(const StepOutcome outcome,
+                             session_->StepAndPull(begin, sources, gpu_->sinks()));
+      times.finish = SecondsSince(start);
+      MUOND_RETURN_IF_ERROR(CheckOutcome(outcome));
+      return times;
+    }
+    MUOND_RETURN_IF_ERROR(session_->Begin(begin));
+    const double each = options_.backward_ms * 1e-3 / static_cast<double>(sources.size());
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const double ready = static_cast<double>(i + 1) * each;
+      while (SecondsSince(start) < ready) std::this_thread::yield();
+      MUOND_RETURN_IF_ERROR(
+          session_->PushAsync(sources.subspan(sources.size() - 1 - i, 1)).status());
+    }
+    times.push = SecondsSince(start);
+    start = Clock::now();
+    MUOND_ASSIGN_OR_RETURN(const StepOutcome outcome, session_->FinishAndPull(gpu_->sinks()));
+    times.finish = SecondsSince(start);
+    MUOND_RETURN_IF_ERROR(CheckOutcome(outcome));
     return times;
   }
 
@@ -248,6 +287,8 @@ class Benchmark {
   RankSlices slices_;
   std::unique_ptr<client::Session> session_;
   std::optional<SampleCheck> check_;
+  std::unique_ptr<GpuValues> gpu_;  // null: the host's
+  std::set<std::string> sampled_;   // whose gradients change from step to step
   std::int64_t daemon_pid_ = -1;
   std::int64_t memory_before_ = -1;
   BenchmarkResult result_;

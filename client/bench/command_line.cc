@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <map>
+#include <set>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
@@ -42,8 +43,17 @@ void AddTarget(CLI::App& app, CommandLine& line, Words& words) {
                  "of the ceilings and of --in-process; 0: one per core [0]")
       ->check(CLI::Range(0, 4096));
   app.add_option("--transport", line.transports,
-                 "how gradients and parameters go, several in turn: grpc, arena [grpc]")
+                 "how gradients and parameters go, several in turn: auto, grpc, arena, ipc, nccl, "
+                 "pointer [grpc]")
       ->delimiter(',');
+  app.add_option("--gpu", line.options.gpu,
+                 "gradients and parameters lie in this GPU's memory (CUDA ordinal); -1: the host's "
+                 "[-1; 0 for ipc and nccl]")
+      ->check(CLI::Range(-1, 1023));
+  app.add_option("--backward-ms", line.options.backward_ms,
+                 "of --gpu: gradients become ready over this long; a step is what is exposed behind "
+                 "the last [0: all at once, a step is everything]")
+      ->check(CLI::Range(0.0, 1e5));
   app.add_flag("--probe-control", line.options.probe_control,
                "time small calls while bytes flow");
 }
@@ -98,12 +108,16 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
     return absl::InvalidArgumentError(error.what());
   }
   if (line.transports.empty()) line.transports = {"grpc"};
-  for (const std::string& transport : line.transports) {
-    if (transport == "grpc" || transport == "arena") continue;
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "--transport \"%s\": not offered by this build; expected grpc or arena", transport));
-  }
   BenchmarkOptions& options = line.options;
+  for (std::string& transport : line.transports) {
+    if (transport == "ipc") transport = "cuda-ipc";
+    const std::set<std::string> known = {"auto", "grpc", "arena", "cuda-ipc", "nccl", "pointer"};
+    if (!known.contains(transport)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "--transport \"%s\": expected auto, grpc, arena, ipc, nccl or pointer", transport));
+    }
+    if ((transport == "cuda-ipc" || transport == "nccl") && options.gpu < 0) options.gpu = 0;
+  }
   options.transport = line.transports.front();
   if (options.endpoint.empty()) options.endpoint = endpoint.empty() ? "127.0.0.1:7070" : endpoint;
   if (line.in_process) options.endpoint.clear();

@@ -186,7 +186,7 @@ absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, 
     }
   }
   if (path.pair != nullptr) return path.pair->Place(sinks, pull);
-  if (path.link == nullptr) return absl::OkStatus();
+  if (path.link == nullptr) return absl::OkStatus();  // the caller adds the lease
   pull->set_arena(path.link->handle());
   pull->set_window(path.link->incoming().index);
   pull->set_sequence(++path.link->incoming().sequence);

@@ -25,7 +25,7 @@ struct ExchangePath {
   std::shared_ptr<PairLink> pair;    // null: an arena, or pointers
   GpuLayout layout;                  // of a pair: what the daemon owns of each slice
   std::shared_ptr<GpuDriver> driver;  // may be null where buffers are the host's
-  int device = -1;                    // where links lie; buffers' kind that the path takes
+  int device = -1;         // where links lie; buffers' kind that the path takes
 
   // Whether what lies at `place` goes this way: a GPU's where the trainer has one, else the host's.
   bool Takes(const GpuPlace& place) const { return place.on_gpu() == (device >= 0); }

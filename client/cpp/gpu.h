@@ -48,6 +48,9 @@ class GpuDriver {
                             std::size_t bytes) = 0;
   // Returns when all that is queued on the stream is done.
   virtual absl::Status Wait(const GpuPlace& place) = 0;
+  // Memory of the device, 256-byte aligned, contents undefined; null when there is none left.
+  virtual void* Allocate(int device, std::size_t bytes) = 0;
+  virtual void Free(int device, void* memory) = 0;
   // Host memory that a device copies to and from at the link's rate; null when there is none left.
   virtual void* AllocatePinned(int device, std::size_t bytes) = 0;
   virtual void FreePinned(int device, void* memory) = 0;

@@ -46,6 +46,8 @@ struct Functions {
   Result (*StreamSynchronize)(void*);
   Result (*HostAlloc)(void**, std::size_t, unsigned);
   Result (*HostFree)(void*);
+  Result (*MemAlloc)(Address*, std::size_t);
+  Result (*MemFree)(Address);
 };
 
 template <typename Function>
@@ -69,7 +71,9 @@ absl::StatusOr<Functions> FindAll(void* library) {
                    Find(library, "cuMemcpyAsync", &f.CopyAsync) &&
                    Find(library, "cuStreamSynchronize", &f.StreamSynchronize) &&
                    Find(library, "cuMemHostAlloc", &f.HostAlloc) &&
-                   Find(library, "cuMemFreeHost", &f.HostFree);
+                   Find(library, "cuMemFreeHost", &f.HostFree) &&
+                   Find(library, "cuMemAlloc_v2", &f.MemAlloc) &&
+                   Find(library, "cuMemFree_v2", &f.MemFree);
   if (all) return f;
   return absl::UnavailableError("GPU driver: libcuda.so.1 is older than CUDA 11.4");
 }
@@ -125,6 +129,17 @@ class MachineDriver final : public GpuDriver {
                [&] { return f_.StreamSynchronize(place.stream); });
   }
 
+  void* Allocate(int device, std::size_t bytes) override {
+    Address address = 0;
+    const absl::Status status =
+        Run(device, "allocate memory", [&] { return f_.MemAlloc(&address, bytes); });
+    return status.ok() ? reinterpret_cast<void*>(address) : nullptr;
+  }
+  void Free(int device, void* memory) override {
+    Run(device, "free memory", [&] {
+      return f_.MemFree(reinterpret_cast<Address>(memory));
+    }).IgnoreError();
+  }
   void* AllocatePinned(int device, std::size_t bytes) override {
     void* memory = nullptr;
     const absl::Status status = Run(device, "allocate pinned memory", [&] {

@@ -13,6 +13,7 @@
 #include "client/cpp/slice_table.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "proto/pointer_lease.h"
 
 namespace muond::client {
 
@@ -201,12 +202,23 @@ CallResult Session::CallExchange(int daemon, const std::string& action, absl::Du
       made = true;
     }
     if (request.has_finish()) request.mutable_finish()->set_wait_ms(WaitMs(attempt.deadline));
+    // Of pointers; it ends with the attempt, when the daemon has let go of them.
+    const PointerLease lease;
+    if (link == nullptr && !pair) {
+      if (request.has_fill()) request.mutable_fill()->set_sequence(lease.number());
+      if (request.has_pull()) request.mutable_pull()->set_sequence(lease.number());
+    }
     CallResult result = CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Exchange,
                                  request, reply, attempt);
     if (pair && request.has_fill()) {
       const absl::Status settled = SettlePair(**path, result.status);
       if (result.status.ok()) result.status = settled;
     }
+    // Nobody knows whether the daemon is sending parameters that are not received here.
+    const bool untold = absl::IsUnavailable(result.status) ||
+                        absl::IsDeadlineExceeded(result.status) ||
+                        absl::IsCancelled(result.status);
+    if (pair && request.has_pull() && untold) (*path)->pair->Abandon(result.status);
     return result;
   });
 }

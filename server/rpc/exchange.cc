@@ -35,6 +35,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
            std::shared_ptr<Run> run, const v1::ExchangeRequest* request, v1::ExchangeReply* reply)
         : call_(call),
           context_(context),
+          peer_(context->peer()),
           rpc_(rpc),
           run_(std::move(run)),
           request_(*request),
@@ -74,7 +75,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     absl::Status Fill() {
       if (!request_.has_fill() || Consumed()) return absl::OkStatus();
       const v1::ArenaFill& fill = request_.fill();
-      MUOND_ASSIGN_OR_RETURN(const auto windows, Windows(fill.arena()));
+      MUOND_ASSIGN_OR_RETURN(const auto windows, Windows(fill.arena(), fill.sequence()));
       const std::int64_t generation = request_.id().generation();
       auto taken = TakeFill(
           *run_, request_.rank(), fill, *windows,
@@ -188,14 +189,15 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
       request_.has_pull() ? Pull(outcome->version) : Answer({});
     }
 
-    absl::StatusOr<std::unique_ptr<ExchangeWindows>> Windows(const std::string& handle) const {
-      return FindWindows(rpc_, context_->peer(), handle, run_->name(), request_.rank());
+    absl::StatusOr<std::unique_ptr<ExchangeWindows>> Windows(const std::string& handle,
+                                                             std::int64_t lease) const {
+      return FindWindows(rpc_, peer_, handle, lease, run_->name(), request_.rank());
     }
 
     absl::StatusOr<PullTargets> Prepare(std::int64_t version) const {
       const v1::ExchangePull& pull = request_.pull();
       PullTargets result;
-      MUOND_ASSIGN_OR_RETURN(result.windows, Windows(pull.arena()));
+      MUOND_ASSIGN_OR_RETURN(result.windows, Windows(pull.arena(), pull.sequence()));
       MUOND_ASSIGN_OR_RETURN(const RankSlices boxes, SlicesFromProto(pull.pull().slices()));
       MUOND_ASSIGN_OR_RETURN(result.slices,
                              run_->CheckPull(request_.rank(), request_.id().generation(), version,
@@ -230,9 +232,10 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
 
     // What the commit may write there itself: whole parameters, each state once.
     static std::shared_ptr<ParameterTargets> TargetsOf(const PullTargets& prepared) {
+      // Pointers are lent for the length of a call, which may end before the step does.
+      if (prepared.windows->path() == TransportPath::kPointer) return nullptr;
       auto targets = std::make_shared<ParameterTargets>();
       targets->keepalive = prepared.windows->keepalive();
-      if (targets->keepalive == nullptr) return nullptr;
       for (std::size_t i = 0; i < prepared.slices.size(); ++i) {
         const PullSlice& slice = prepared.slices[i];
         const bool whole = slice.range.count == slice.box.Elements() && slice.covers;
@@ -287,6 +290,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
 
     ExchangeCall* const call_;
     grpc::CallbackServerContext* const context_;
+    const std::string peer_;
     const RpcContext& rpc_;
     const std::shared_ptr<Run> run_;
     const v1::ExchangeRequest request_;  // a copy: the call may end before its callbacks come

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/check.h"
+#include "proto/pointer_lease.h"
 #include "server/rpc/transport_choice.h"
 #include "server/transport/gpu_arena.h"
 
@@ -110,10 +111,11 @@ class PairWindows final : public ExchangeWindows {
   const std::shared_ptr<Pair> pair_;
 };
 
-// The trainer is in this process and waits for the answer: its buffers stay where they are.
+// The trainer is in this process.
 class PointerWindows final : public ExchangeWindows {
  public:
-  explicit PointerWindows(const RpcContext& rpc) : rpc_(rpc) {}
+  PointerWindows(const RpcContext& rpc, std::shared_ptr<void> lease)
+      : rpc_(rpc), lease_(std::move(lease)) {}
 
   TransportPath path() const override { return TransportPath::kPointer; }
   kernels::DeviceMemory& MemoryOf(const std::byte* region) override {
@@ -137,10 +139,11 @@ class PointerWindows final : public ExchangeWindows {
   absl::Status Deliver(const v1::ExchangePull&, v1::ExchangeReply*) override {
     return absl::OkStatus();
   }
-  std::shared_ptr<void> keepalive() const override { return nullptr; }
+  std::shared_ptr<void> keepalive() const override { return lease_; }
 
  private:
   const RpcContext& rpc_;
+  const std::shared_ptr<void> lease_;  // the buffers stay where they are for as long as this
 };
 
 }  // namespace
@@ -148,12 +151,16 @@ class PointerWindows final : public ExchangeWindows {
 absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& rpc,
                                                              const std::string& peer,
                                                              const std::string& handle,
+                                                             std::int64_t lease,
                                                              const std::string& run,
                                                              std::int64_t rank) {
   if (handle.empty()) {
-    if (IsInProcess(peer)) return std::make_unique<PointerWindows>(rpc);
+    std::shared_ptr<void> held = IsInProcess(peer) ? PointerLease::Hold(lease) : nullptr;
+    if (held != nullptr) return std::make_unique<PointerWindows>(rpc, std::move(held));
     return absl::PermissionDeniedError(absl::StrFormat(
-        "run \"%s\": exchange of rank %d: pointers mean nothing from another process", run, rank));
+        "run \"%s\": exchange of rank %d: pointers mean nothing from another process, or when their "
+        "call has ended",
+        run, rank));
   }
   if (auto pair = rpc.pairs->Find(handle, {run, rank}); pair.ok()) {
     return std::make_unique<PairWindows>(rpc, *std::move(pair));

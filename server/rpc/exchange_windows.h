@@ -41,11 +41,13 @@ class ExchangeWindows {
   virtual std::shared_ptr<void> keepalive() const = 0;
 };
 
-// By the handle that OpenArena or OpenPair returned, or pointers where it is empty. FAILED_PRECONDITION when the
-// rank has no such arena, PERMISSION_DENIED for pointers from another process.
+// By the handle that OpenArena or OpenPair returned, or pointers under this lease
+// (proto/pointer_lease.h) where it is empty. FAILED_PRECONDITION when the rank has no such arena or
+// pair, PERMISSION_DENIED for pointers from another process.
 absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& rpc,
                                                              const std::string& peer,
                                                              const std::string& handle,
+                                                             std::int64_t lease,
                                                              const std::string& run,
                                                              std::int64_t rank);
 

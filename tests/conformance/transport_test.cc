@@ -123,14 +123,14 @@ class TransportTest : public testing::TestWithParam<Path> {
 TEST_P(TransportTest, ThePathIsTheOneThatWasAskedFor) {
   const std::vector<client::ChosenTransport> chosen = trainer_.session().transports();
   ASSERT_EQ(chosen.size(), 1u);
-  const std::string names[] = {"grpc", "grpc", "arena", "inprocess"};
+  const std::string names[] = {"grpc", "grpc", "arena", "pointer"};
   EXPECT_EQ(chosen[0].name, names[static_cast<int>(GetParam())]);
   EXPECT_FALSE(chosen[0].reason.empty());
   EXPECT_EQ(daemon_.Metric("muond_transport_choices_total{transport=\"" + chosen[0].name + "\"}"),
             1);
   // Bytes went that way and no other.
   Initialize();
-  for (const char* name : {"grpc", "arena", "inprocess"}) {
+  for (const char* name : {"grpc", "arena", "inprocess", "pointer"}) {
     const double bytes = daemon_.Metric(
         std::string("muond_transport_bytes_total{direction=\"rx\",transport=\"") + name + "\"}");
     EXPECT_EQ(bytes > 0, name == chosen[0].name) << name;

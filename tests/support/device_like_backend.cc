@@ -120,6 +120,13 @@ class DeviceLikeBackend final : public kernels::Backend {
     CheckHost(host);
     return behind_->Round(host, dtype, Behind(src), elements);
   }
+  Error RoundAll(std::span<const kernels::RoundJob> jobs) override {
+    for (const kernels::RoundJob& job : jobs) {
+      void* const dst = OnDevice(job.dst) ? Flipped(job.dst) : job.dst;
+      if (Error error = behind_->Round(dst, job.dtype, Behind(job.src), job.elements)) return error;
+    }
+    return {};
+  }
   Error StoreIterate(void* iterate, const float* src, std::size_t elements, double scale) override {
     Store(Behind(iterate), Behind(src), elements, scale);
     return {};
@@ -259,7 +266,44 @@ class DeviceLikeBackend final : public kernels::Backend {
   std::atomic<int> staged_{0};              // staging buffers
 };
 
+class DeviceLikeMemory final : public kernels::DeviceMemory {
+ public:
+  explicit DeviceLikeMemory(std::string uuid) : behind_(kernels::MakeHostDeviceMemory(uuid)) {}
+
+  std::string_view uuid() const override { return behind_->uuid(); }
+  Error AllocateShared(std::size_t bytes, kernels::SharedBlock* block) override {
+    Error error = behind_->AllocateShared(bytes, block);
+    if (!error) block->data = Flipped(block->data);
+    return error;
+  }
+  void FreeShared(void* data) override { behind_->FreeShared(Behind(data)); }
+  Error MoveAll(std::span<const kernels::MoveJob> jobs, std::span<std::uint64_t> sums) override {
+    std::vector<kernels::MoveJob> inner(jobs.begin(), jobs.end());
+    for (kernels::MoveJob& job : inner) {
+      if (OnDevice(job.dst)) job.dst = Flipped(job.dst);
+      job.src = Behind(job.src);
+    }
+    return behind_->MoveAll(inner, sums);
+  }
+  Error Write(void* dst, const void* host, std::size_t bytes) override {
+    CheckHost(host);
+    return behind_->Write(Behind(dst), host, bytes);
+  }
+  Error Read(void* host, const void* src, std::size_t bytes) override {
+    CheckHost(host);
+    return behind_->Read(host, Behind(src), bytes);
+  }
+  bool Reaches(const void* data, std::size_t) const override { return OnDevice(data); }
+
+ private:
+  const std::unique_ptr<kernels::DeviceMemory> behind_;
+};
+
 }  // namespace
+
+std::unique_ptr<kernels::DeviceMemory> MakeDeviceLikeMemory(std::string uuid) {
+  return std::make_unique<DeviceLikeMemory>(std::move(uuid));
+}
 
 std::unique_ptr<kernels::Backend> MakeDeviceLikeBackend(std::unique_ptr<kernels::Backend> behind,
                                                         const DeviceLikeOptions& options) {

@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "kernels/backend.h"
+#include "kernels/device_memory.h"
 
 namespace muond::testing {
 
@@ -21,6 +23,10 @@ struct DeviceLikeOptions {
   // Newton-Schulz fails for rules of which this says so, as a device without scratch left does.
   std::function<bool(const kernels::NewtonSchulzRule&)> refuses;
 };
+
+// The memory of such a device, for data paths: blocks are its own kind of memory here, and plain
+// memory to whoever opens their handles (kernels::OpenHostBlock).
+std::unique_ptr<kernels::DeviceMemory> MakeDeviceLikeMemory(std::string uuid);
 
 std::unique_ptr<kernels::Backend> MakeDeviceLikeBackend(std::unique_ptr<kernels::Backend> behind,
                                                         const DeviceLikeOptions& options = {});
