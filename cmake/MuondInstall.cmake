@@ -34,7 +34,8 @@ install(CODE "
   " COMPONENT daemon)
 
 # ---- dev: the C++ client -------------------------------------------------------------------------
-set(MUOND_CLIENT_TARGETS muond_client muond_proto muond_messages muond_values muond_tensor)
+set(MUOND_CLIENT_TARGETS muond_client muond_nccl muond_nccl_cuda muond_proto muond_messages
+  muond_values muond_tensor)
 foreach(target ${MUOND_CLIENT_TARGETS} muond_flags)
   string(REPLACE "muond_" "" short ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${short})
@@ -43,9 +44,9 @@ install(TARGETS ${MUOND_CLIENT_TARGETS} muond_flags EXPORT muond
   ARCHIVE DESTINATION lib COMPONENT dev)
 # Rooted as in the repository: #include "client/cpp/session.h" finds the same file here and there.
 set(MUOND_INCLUDE ${CMAKE_INSTALL_INCLUDEDIR}/muond)
-foreach(folder client/cpp proto)
+foreach(folder client/cpp nccl proto)
   install(DIRECTORY ${folder}/ DESTINATION ${MUOND_INCLUDE}/${folder} COMPONENT dev
-    FILES_MATCHING PATTERN "*.h" PATTERN "fake_service.h" EXCLUDE PATTERN "*_internal.h" EXCLUDE
+    FILES_MATCHING PATTERN "*.h" PATTERN "fake*.h" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "*_internal.h" EXCLUDE
     PATTERN "v1" EXCLUDE PATTERN "muond" EXCLUDE)
 endforeach()
 install(FILES kernels/tensor.h DESTINATION ${MUOND_INCLUDE}/kernels COMPONENT dev)
@@ -63,6 +64,10 @@ write_basic_package_version_file("${CMAKE_BINARY_DIR}/muond-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES cmake/install/muond-config.cmake "${CMAKE_BINARY_DIR}/muond-config-version.cmake"
   DESTINATION ${MUOND_CMAKE_DIR} COMPONENT dev)
+set(MUOND_CUDA_LIBS "")
+if(MUOND_CUDA_FOUND)
+  set(MUOND_CUDA_LIBS "-lcudart_static -ldl -lrt -lpthread")
+endif()
 configure_file(cmake/install/muond.pc.in "${CMAKE_BINARY_DIR}/muond.pc" @ONLY)
 install(FILES "${CMAKE_BINARY_DIR}/muond.pc" DESTINATION lib/pkgconfig
   COMPONENT dev)

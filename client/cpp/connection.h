@@ -22,6 +22,7 @@ namespace muond::client {
 class ArenaLink;
 class Bounce;
 class GpuLink;
+class PairLink;
 
 // What a message holds beside the payload of its chunk: names, ids, and room to grow.
 inline constexpr std::int64_t kMessageHeaderBytes = 64 * 1024;
@@ -59,6 +60,7 @@ class Connection {
     std::string reason;
     std::shared_ptr<ArenaLink> arena;  // of path "arena"
     std::shared_ptr<GpuLink> gpu;      // of path "cuda-ipc"
+    std::shared_ptr<PairLink> pair;    // of path "nccl"
     // Lost ones: views of them may still be read.
     std::vector<std::shared_ptr<GpuLink>> retired;
     std::shared_ptr<Bounce> bounce;  // of a GPU's slices on other paths, once there are any

@@ -72,9 +72,14 @@ v1::Chunk* AddChunk(const SlicePart& part, std::int64_t bytes, v1::ArenaFill* fi
 }  // namespace
 
 absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const SlicePart> parts,
-                                    v1::ArenaFill* fill) {
+                                    absl::Time deadline, v1::ArenaFill* fill) {
   fill->Clear();
   Places places(path.driver.get());
+  if (path.pair != nullptr) {
+    for (const SlicePart& part : parts) places.Add(part.source->place);
+    MUOND_RETURN_IF_ERROR(places.WaitForAll());
+    return path.pair->Send(parts, deadline, fill);
+  }
   GpuLink::Window* window = nullptr;
   std::set<std::pair<std::string, std::int64_t>> used;
   std::size_t taken = 0;
@@ -124,7 +129,12 @@ absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const Sl
 }
 
 bool FillFits(const ExchangePath& path, const SlicePart& part, bool initial) {
-  if (path.link == nullptr) return part.ranges.size() == 1;
+  if (path.pointers()) return part.ranges.size() == 1;
+  if (path.pair != nullptr) {
+    return !initial ||
+           ElementsOf(part.ranges) * static_cast<std::int64_t>(DtypeBytes(part.source->dtype)) <=
+               path.pair->window_bytes();
+  }
   if (!initial) return true;
   const GpuLayout::Place* const place =
       path.link->layout().Find(part.source->parameter, part.source->slice);
@@ -136,15 +146,21 @@ bool FillFits(const ExchangePath& path, const SlicePart& part, bool initial) {
 bool PullFits(const ExchangePath& path, const SinkPart& part) {
   const SliceSink& sink = *part.sink;
   if (!path.Takes(sink.place)) return false;
-  if (path.link == nullptr) return part.ranges.size() == 1;
+  if (path.pointers()) return part.ranges.size() == 1;
+  if (path.pair != nullptr) {
+    const GpuLayout::Place* const place = path.layout.Find(sink.parameter, sink.slice);
+    return place != nullptr &&
+           ElementsOf(part.ranges) * static_cast<std::int64_t>(DtypeBytes(sink.dtype)) <=
+               place->parameter_bytes;
+  }
   const GpuLayout::Place* const place = path.link->layout().Find(sink.parameter, sink.slice);
   const std::int64_t bytes =
       ElementsOf(part.ranges) * static_cast<std::int64_t>(DtypeBytes(sink.dtype));
   return place != nullptr && bytes <= place->parameter_bytes;
 }
 
-void PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
-             v1::ExchangePull* pull) {
+absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
+                     v1::ExchangePull* pull) {
   pull->Clear();
   pull->mutable_pull()->set_master(master);
   // The daemon's order: by name, then as they are listed.
@@ -159,6 +175,7 @@ void PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool mas
       const auto size = static_cast<std::int64_t>(DtypeBytes(sink.dtype));
       v1::ArenaRegion* region = pull->add_regions();
       region->set_bytes(ElementsOf(part->ranges) * size);
+      if (path.pair != nullptr) continue;  // placed together
       if (path.link == nullptr) {
         region->set_offset(reinterpret_cast<std::int64_t>(sink.data) +
                            part->ranges[0].first * size);
@@ -168,14 +185,24 @@ void PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool mas
       }
     }
   }
-  if (path.link == nullptr) return;  // the caller adds the lease
+  if (path.pair != nullptr) return path.pair->Place(sinks, pull);
+  if (path.link == nullptr) return absl::OkStatus();  // the caller adds the lease
   pull->set_arena(path.link->handle());
   pull->set_window(path.link->incoming().index);
   pull->set_sequence(++path.link->incoming().sequence);
+  return absl::OkStatus();
 }
 
 absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
-                      const v1::ExchangePull& pull) {
+                      const v1::ExchangePull& pull, const v1::ExchangeReply& reply,
+                      absl::Time deadline) {
+  if (path.pair != nullptr) {
+    // What is still read there must not be written over.
+    Places places(path.driver.get());
+    for (const SinkPart& part : sinks) places.Add(part.sink->place);
+    MUOND_RETURN_IF_ERROR(places.WaitForAll());
+    return path.pair->Receive(sinks, pull, reply, deadline);
+  }
   if (path.link == nullptr) return absl::OkStatus();  // they were written where they belong
   GpuLink& link = *path.link;
   if (!link.Filled(link.incoming(), pull.sequence())) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/cpp/gpu_arena.h"
+#include "client/cpp/pair.h"
 #include "client/cpp/pull_stream.h"
 #include "client/cpp/push_stream.h"
 #include "client/cpp/retry.h"
@@ -17,32 +18,39 @@
 
 namespace muond::client {
 
-// How an exchange reaches one daemon's memory: an arena, or the process that both live in.
+// How an exchange reaches one daemon's memory: an arena, a pair's windows, or the process that both
+// live in.
 struct ExchangePath {
-  std::shared_ptr<GpuLink> link;     // null: pointers
+  std::shared_ptr<GpuLink> link;     // null: a pair, or pointers
+  std::shared_ptr<PairLink> pair;    // null: an arena, or pointers
+  GpuLayout layout;                  // of a pair: what the daemon owns of each slice
   std::shared_ptr<GpuDriver> driver;  // may be null where buffers are the host's
   int device = -1;         // where links lie; buffers' kind that the path takes
 
   // Whether what lies at `place` goes this way: a GPU's where the trainer has one, else the host's.
   bool Takes(const GpuPlace& place) const { return place.on_gpu() == (device >= 0); }
+  bool pointers() const { return link == nullptr && pair == nullptr; }
 };
 
 // Puts parts into one message: those from the front on that fit into one window, as many as it
-// returns. They must pass ExchangePath::Takes and, where there is no link, be one range each.
-// Returns when the windows hold them. INVALID_ARGUMENT for a gradient wider than its place.
+// returns. They must pass ExchangePath::Takes and, where it is pointers, be one range each.
+// Returns when the windows hold them; a pair's may be on their way until `deadline`
+// (PairLink::AwaitSent). INVALID_ARGUMENT for a gradient wider than its place.
 absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const SlicePart> parts,
-                                    v1::ArenaFill* fill);
+                                    absl::Time deadline, v1::ArenaFill* fill);
 
-// Whether a part can go this way at all: one range where there is no link. Initial values that are
+// Whether a part can go this way at all: one range where it is pointers. Initial values that are
 // wider than their place in the window go another way; gradients that are it are refused by PutFill.
 bool FillFits(const ExchangePath& path, const SlicePart& part, bool initial);
 
 // Asks for the sinks' slices; TakePull then brings them where they belong.
-void PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
-             v1::ExchangePull* pull);
-// INTERNAL when the window's fence says that the daemon wrote something else.
+absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
+                     v1::ExchangePull* pull);
+// INTERNAL when the window's fence says that the daemon wrote something else; through a pair, errors
+// as PairLink::Receive, by the deadline.
 absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
-                      const v1::ExchangePull& pull);
+                      const v1::ExchangePull& pull, const v1::ExchangeReply& reply,
+                      absl::Time deadline);
 
 // Whether the sink's elements can come this way: fp32 master weights of bf16 parameters have no place
 // in a window.

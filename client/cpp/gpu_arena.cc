@@ -28,6 +28,12 @@ void GpuLayout::Add(const std::string& parameter, std::int64_t slice, std::int64
   pull_bytes_ += (parameter_bytes + kUnit - 1) / kUnit * kUnit;
 }
 
+std::int64_t GpuLayout::largest_gradient_bytes() const {
+  std::int64_t largest = 0;
+  for (const auto& [slice, place] : places_) largest = std::max(largest, place.gradient_bytes);
+  return largest;
+}
+
 const GpuLayout::Place* GpuLayout::Find(const std::string& parameter, std::int64_t slice) const {
   const auto found = places_.find({parameter, slice});
   return found == places_.end() ? nullptr : &found->second;

@@ -35,6 +35,8 @@ class GpuLayout {
   const Place* Find(const std::string& parameter, std::int64_t slice) const;
   // Never 0: a rank may hold nothing.
   std::int64_t window_bytes() const { return std::max(window_bytes_, kUnit); }
+  // Of the largest slice.
+  std::int64_t largest_gradient_bytes() const;
   std::int64_t pull_bytes() const { return std::max(pull_bytes_, kUnit); }
   friend bool operator==(const GpuLayout&, const GpuLayout&) = default;
 

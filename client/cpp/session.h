@@ -30,6 +30,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/gpu.h"
 #include "muond/v1/optimizer.grpc.pb.h"
@@ -38,6 +39,10 @@
 
 namespace grpc {
 class Channel;
+}
+
+namespace muond::nccl {
+class Worker;
 }
 
 namespace muond::client {
@@ -83,6 +88,12 @@ struct SessionOptions {
   // rank's; nothing: each parameter's own. A wider one is refused when it is pushed.
   std::optional<Dtype> gpu_gradient_dtype;
   std::int64_t gpu_windows = 2;  // towards the daemon
+  // Of path "nccl": a daemon's windows for gradients are this large, or as large as the largest slice
+  // where that is more.
+  std::int64_t nccl_window_bytes = std::int64_t{512} << 20;
+  absl::Duration nccl_timeout = absl::Seconds(20);  // to make a pair, and of each exchange
+  // NCCL on this trainer's GPU, null: the machine's (nccl/library.h). Tests bring their own.
+  std::shared_ptr<nccl::Worker> nccl_worker;
   // The driver of GPUs; null: the machine's, by LoadGpuDriver. Tests bring their own.
   std::shared_ptr<GpuDriver> gpu_driver;
 };
@@ -268,10 +279,17 @@ class Session {
   // -- Memory that a daemon reaches itself (session_exchange.cc)
   absl::Status SetUpGpu();
   absl::StatusOr<std::shared_ptr<GpuDriver>> Driver() const;
-  void OfferPaths(v1::RegisterRequest* request) const;
+  void OfferPaths(v1::RegisterRequest* request);
   GpuLayout LayoutFor(int daemon) const;
   absl::Status AttachGpus();
   absl::Status AttachGpu(int daemon);
+  // -- NCCL (session_pair.cc)
+  // The thread of this trainer's GPU; the reason where there is no NCCL.
+  absl::StatusOr<std::shared_ptr<nccl::Worker>> NcclWorker();
+  absl::Status AttachPair(int daemon);
+  absl::Time NcclDeadline() const { return absl::Now() + options_.nccl_timeout; }
+  // What an attempt has sent is settled: gone, or the pair is given up.
+  static absl::Status SettlePair(const ExchangePath& path, const absl::Status& answer);
   absl::StatusOr<std::optional<ExchangePath>> ExchangeWith(int daemon);
   absl::StatusOr<GpuLink*> LinkOf(const std::string& parameter, std::int64_t slice);
   absl::Status PathLost(int daemon) const;
@@ -309,6 +327,7 @@ class Session {
   std::optional<StepOutcome> last_outcome_;
   std::int64_t rank_ = 0;
   std::string gpu_uuid_;  // of options_.gpu
+  std::shared_ptr<nccl::Worker> nccl_worker_;
   std::int64_t generation_ = 0;
   bool one_generation_ = true;  // at the last Register; else it is being raised
   absl::Status mixed_;          // then: the daemons' states are of different lineages

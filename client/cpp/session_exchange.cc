@@ -28,7 +28,7 @@ absl::StatusOr<std::shared_ptr<GpuDriver>> Session::Driver() const {
   return options_.gpu_driver != nullptr ? options_.gpu_driver : LoadGpuDriver();
 }
 
-void Session::OfferPaths(v1::RegisterRequest* request) const {
+void Session::OfferPaths(v1::RegisterRequest* request) {
   request->add_transports("arena");
   request->add_transports("pointer");
   request->set_boot_id(BootId());
@@ -37,6 +37,13 @@ void Session::OfferPaths(v1::RegisterRequest* request) const {
   if (options_.gpu < 0) return;
   request->set_gpu(gpu_uuid_);
   request->add_transports("cuda-ipc");
+  if (options_.transport != "auto" && options_.transport != "nccl") return;
+  if (const auto worker = NcclWorker(); worker.ok()) {
+    request->add_transports("nccl");
+    int version = 0;
+    (*worker)->api().get_version(&version);
+    request->set_nccl_version(version);
+  }
 }
 
 // ---- The arena ----------------------------------------------------------------------------------
@@ -65,6 +72,9 @@ GpuLayout Session::LayoutFor(int daemon) const {
 absl::Status Session::AttachGpus() {
   for (int daemon = 0; daemon < daemons_->count(); ++daemon) {
     Connection::Path& path = (*daemons_)[daemon].path();
+    if (path.name == "nccl" && (path.pair == nullptr || path.pair->lost())) {
+      MUOND_RETURN_IF_ERROR(AttachPair(daemon));
+    }
     if (path.name != "cuda-ipc") continue;
     const bool usable = path.gpu != nullptr && !path.gpu->lost();
     if (usable && path.gpu->layout() == LayoutFor(daemon)) continue;
@@ -121,6 +131,12 @@ absl::StatusOr<std::optional<ExchangePath>> Session::ExchangeWith(int daemon) {
     if (path.gpu == nullptr || path.gpu->lost()) MUOND_RETURN_IF_ERROR(AttachGpu(daemon));
     if (path.gpu != nullptr) result = ExchangePath{.link = path.gpu, .device = options_.gpu};
   }
+  if (path.name == "nccl") {
+    if (path.pair == nullptr || path.pair->lost()) MUOND_RETURN_IF_ERROR(AttachPair(daemon));
+    if (path.pair != nullptr) {
+      result = ExchangePath{.pair = path.pair, .layout = LayoutFor(daemon), .device = options_.gpu};
+    }
+  }
   if (result.has_value() && options_.gpu >= 0) {
     MUOND_ASSIGN_OR_RETURN(result->driver, Driver());
   }
@@ -173,8 +189,10 @@ CallResult Session::CallExchange(int daemon, const std::string& action, absl::Du
     auto path = ExchangeWith(daemon);
     if (!path.ok()) return {path.status(), std::nullopt};
     const std::shared_ptr<GpuLink> link = path->has_value() ? (*path)->link : nullptr;
-    // What was put into an arena that is lost must be put into the new one.
-    if (!made || link != put_into) {
+    const bool pair = path->has_value() && (*path)->pair != nullptr;
+    // What was put into an arena that is lost must be put into the new one, and what goes through a
+    // pair goes once.
+    if (!made || pair || link != put_into) {
       request.Clear();
       *request.mutable_id() = Id();
       request.set_rank(rank_);
@@ -186,12 +204,22 @@ CallResult Session::CallExchange(int daemon, const std::string& action, absl::Du
     if (request.has_finish()) request.mutable_finish()->set_wait_ms(WaitMs(attempt.deadline));
     // Of pointers; it ends with the attempt, when the daemon has let go of them.
     const PointerLease lease;
-    if (link == nullptr) {
+    if (link == nullptr && !pair) {
       if (request.has_fill()) request.mutable_fill()->set_sequence(lease.number());
       if (request.has_pull()) request.mutable_pull()->set_sequence(lease.number());
     }
-    return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Exchange, request, reply,
-                    attempt);
+    CallResult result = CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Exchange,
+                                 request, reply, attempt);
+    if (pair && request.has_fill()) {
+      const absl::Status settled = SettlePair(**path, result.status);
+      if (result.status.ok()) result.status = settled;
+    }
+    // Nobody knows whether the daemon is sending parameters that are not received here.
+    const bool untold = absl::IsUnavailable(result.status) ||
+                        absl::IsDeadlineExceeded(result.status) ||
+                        absl::IsCancelled(result.status);
+    if (pair && request.has_pull() && untold) (*path)->pair->Abandon(result.status);
+    return result;
   });
 }
 
@@ -214,7 +242,7 @@ CallResult Session::FillDirect(int daemon, const std::string& action,
           MUOND_ASSIGN_OR_RETURN(const auto path, ExchangeWith(daemon));
           if (!path.has_value()) return PathLost(daemon);
           request.set_initial(initial);
-          MUOND_ASSIGN_OR_RETURN(taken, PutFill(*path, parts, request.mutable_fill()));
+          MUOND_ASSIGN_OR_RETURN(taken, PutFill(*path, parts, NcclDeadline(), request.mutable_fill()));
           return absl::OkStatus();
         },
         &reply);
@@ -244,13 +272,13 @@ CallResult Session::PullDirect(int daemon, const std::string& action, std::int64
       [&](v1::ExchangeRequest& request) -> absl::Status {
         MUOND_ASSIGN_OR_RETURN(used, ExchangeWith(daemon));
         if (!used.has_value()) return PathLost(daemon);
-        PutPull(*used, sinks, master, request.mutable_pull());
+        MUOND_RETURN_IF_ERROR(PutPull(*used, sinks, master, request.mutable_pull()));
         request.mutable_pull()->mutable_pull()->set_version(version);
         asked = request.pull();
         return absl::OkStatus();
       },
       &reply);
-  if (result.status.ok()) result.status = TakePull(*used, sinks, asked);
+  if (result.status.ok()) result.status = TakePull(*used, sinks, asked, reply, NcclDeadline());
   return result;
 }
 
@@ -275,7 +303,7 @@ std::optional<CallResult> Session::StepDirect(const StepRequest& step, bool* pul
   const std::vector<SinkPart> sinks = SinksFor(0, step.sinks);
   const auto direct = [&](const SlicePart& part) {
     return (*path)->Takes(part.source->place) && part.source->micro_batch == 0 &&
-           ((*path)->link != nullptr || part.ranges.size() == 1);
+           (!(*path)->pointers() || part.ranges.size() == 1);
   };
   if (!std::all_of(parts.begin(), parts.end(), direct) ||
       !std::all_of(sinks.begin(), sinks.end(),
@@ -295,13 +323,15 @@ std::optional<CallResult> Session::StepDirect(const StepRequest& step, bool* pul
         if (step.begin != nullptr) ToProto(*step.begin, request.mutable_begin());
         if (!parts.empty()) {
           MUOND_ASSIGN_OR_RETURN(const std::size_t taken,
-                                 PutFill(*used, parts, request.mutable_fill()));
+                                 PutFill(*used, parts, NcclDeadline(), request.mutable_fill()));
           fits = taken == parts.size();
           if (!fits) return absl::FailedPreconditionError("more than one window");
         }
         for (const std::string& name : *step.absent) request.mutable_finish()->add_absent(name);
         request.mutable_finish();
-        if (!sinks.empty()) PutPull(*used, sinks, false, request.mutable_pull());
+        if (!sinks.empty()) {
+          MUOND_RETURN_IF_ERROR(PutPull(*used, sinks, false, request.mutable_pull()));
+        }
         asked = request.pull();
         return absl::OkStatus();
       },
@@ -311,7 +341,7 @@ std::optional<CallResult> Session::StepDirect(const StepRequest& step, bool* pul
   if (step.begin != nullptr) micro_batches_ = std::max<std::int64_t>(step.begin->micro_batches, 1);
   replies->assign(1, reply.finish());
   *pulled = !sinks.empty();
-  if (*pulled) result.status = TakePull(*used, sinks, asked);
+  if (*pulled) result.status = TakePull(*used, sinks, asked, reply, NcclDeadline());
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
+#include "client/cpp/pair.h"
 #include "client/cpp/pull_stream.h"
 #include "client/cpp/push_queue.h"
 #include "client/cpp/push_stream.h"
@@ -33,6 +34,7 @@ absl::Status Session::ChoosePath(int daemon, const v1::RegisterReply& reply) {
   path.name = reply.transport().empty() ? "grpc" : reply.transport();
   path.reason = reply.transport_reason();
   if (path.name != "cuda-ipc") path.gpu = nullptr;
+  if (path.name != "nccl") path.pair = nullptr;
   if (path.name != "arena") {
     path.arena = nullptr;
     return absl::OkStatus();  // of "cuda-ipc" the rest comes when it is known who owns what

@@ -6,6 +6,8 @@ find_dependency(Protobuf)
 find_dependency(gRPC CONFIG)
 find_dependency(OpenSSL)
 find_dependency(PkgConfig)
+# Of a build with CUDA alone: its runtime, linked statically.
+find_package(CUDAToolkit QUIET)
 if(NOT TARGET PkgConfig::ISAL)
   pkg_check_modules(ISAL REQUIRED QUIET IMPORTED_TARGET GLOBAL libisal)
 endif()

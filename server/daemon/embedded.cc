@@ -157,6 +157,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   impl->peer_executor = std::make_unique<Executor>();
   MUOND_RETURN_IF_ERROR(impl->MakeRuns(options, std::move(devices)));
   impl->PrepareArenas(options);
+  impl->PreparePairs(options);
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),
@@ -170,6 +171,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .pid_namespace = PidNamespace(),
                  .gpus = impl->Gpus(),
                  .host_memory = impl->host_memory.get(),
+                 .pairs = impl->pairs.get(),
                  .max_chunk_bytes = options.max_chunk_bytes,
                  .step_deadline = options.step_deadline,
                  .version = ThisBuild().version,
@@ -243,6 +245,8 @@ void Service::Stop(absl::Duration grace) {
   if (impl_->checkpointer != nullptr && grace > absl::ZeroDuration()) {
     impl_->checkpointer->SaveAll(grace / 2);
   }
+  // Their calls last as long as they do, and would use up the grace.
+  impl_->pairs->CloseAll(absl::UnavailableError("the daemon is shutting down: try again later"));
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
   if (impl_->health_server != nullptr) impl_->health_server->Shutdown();

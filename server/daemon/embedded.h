@@ -25,6 +25,8 @@ struct BackendOptions;
 
 namespace muond {
 
+struct NcclPlatform;
+
 // A setting as the operator made it, for those who ask.
 struct ServiceSetting {
   std::string name;
@@ -49,7 +51,12 @@ struct ServiceOptions {
   std::string metrics_address;      // "127.0.0.1:0"; empty: no HTTP exposer
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   std::int64_t max_arena_bytes = std::int64_t{1} << 30;  // of all trainers' together; 0: none
-  std::int64_t max_arenas = 256;
+  std::int64_t max_arenas = 256;  // and as many NCCL pairs
+  // NCCL with trainers on other GPUs: "auto", where it is found, or "off"; which library (empty:
+  // nccl/library.h); and for how long a trainer may not join, or an exchange not end.
+  std::string nccl = "auto";
+  std::string nccl_library;
+  absl::Duration nccl_deadline = absl::Seconds(20);
   std::int64_t max_tensor_bytes = std::int64_t{2} << 30;
   std::int64_t max_run_bytes = 0;  // 0: what the machine has free
   std::int64_t max_parameters = 1'000'000;
@@ -77,6 +84,8 @@ struct ServiceOptions {
   std::int64_t diagnostics_every = 100;  // steps between sampled diagnostics; 0: none
   std::int64_t summary_every = 100;      // steps between lines of the log; 0: none
   std::vector<ServiceSetting> settings;  // what Admin.Settings tells
+  // Tests only: NCCL and the GPU that it is used on, instead of those of the machine.
+  std::function<absl::StatusOr<NcclPlatform>()> find_nccl;
   // Tests only: the backends, one per device, instead of those that the settings ask for.
   std::function<std::vector<std::unique_ptr<kernels::Backend>>(const kernels::BackendOptions&)>
       make_backends;

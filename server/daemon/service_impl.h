@@ -33,6 +33,7 @@ struct Service::Impl {
   StepEvents events;
   std::unique_ptr<ArenaTable> arenas;
   std::string arena_path, why_no_arenas;  // one of them is empty
+  std::unique_ptr<PairTable> pairs;
   std::unique_ptr<RunTable> runs;
   std::vector<std::unique_ptr<Executor>> executors;  // one per device
   std::shared_ptr<Peers> peers;
@@ -55,6 +56,8 @@ struct Service::Impl {
   absl::Status MakeRuns(const ServiceOptions& options, std::vector<EngineDevice> devices);
   absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
   void PrepareArenas(const ServiceOptions& options);
+  void PreparePairs(const ServiceOptions& options);
+  absl::StatusOr<NcclPlatform> FindNccl(const ServiceOptions& options) const;
   // The memories of devices that trainers can name.
   std::vector<kernels::DeviceMemory*> Gpus() const;
   absl::Status Listen(const ServiceOptions& options);

@@ -82,4 +82,20 @@ grpc::ByteBuffer ToBuffer(const google::protobuf::MessageLite& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
+absl::Status CheckMember(const Run& run, const char* what, std::int64_t rank,
+                         std::int64_t generation) {
+  const RunSnapshot snapshot = run.Snapshot();
+  const auto& ranks = snapshot.ranks_registered;
+  if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": %s of rank %d: it has not registered", run.name(), what, rank));
+  }
+  if (generation != snapshot.position.generation) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("run \"%s\": %s of rank %d: expected generation %d, got %d", run.name(),
+                        what, rank, snapshot.position.generation, generation));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace muond

@@ -26,6 +26,11 @@ grpc::Status Answer(grpc::CallbackServerContext* context, const absl::Status& st
 grpc::ServerUnaryReactor* AnswerNow(grpc::CallbackServerContext* context,
                                     const absl::Status& status, const Run* run);
 
+// OK iff the rank has registered and knows the generation; else FAILED_PRECONDITION. `what` it asks
+// for: "arena".
+absl::Status CheckMember(const Run& run, const char* what, std::int64_t rank,
+                         std::int64_t generation);
+
 // A request that came as a raw buffer: its chunks, and all else in `head`. INVALID_ARGUMENT when it
 // is no such message.
 absl::StatusOr<ChunkMessage> DecodeRequest(const grpc::ByteBuffer& buffer,

@@ -11,21 +11,6 @@
 namespace muond {
 namespace {
 
-absl::Status CheckMember(const Run& run, std::int64_t rank, std::int64_t generation) {
-  const RunSnapshot snapshot = run.Snapshot();
-  const auto& ranks = snapshot.ranks_registered;
-  if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("run \"%s\": arena of rank %d: it has not registered", run.name(), rank));
-  }
-  if (generation != snapshot.position.generation) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("run \"%s\": arena of rank %d: expected generation %d, got %d", run.name(),
-                        rank, snapshot.position.generation, generation));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Open(const RpcContext& context, const Run& run, const v1::OpenArenaRequest& request,
                   v1::OpenArenaReply* reply) {
   if (context.arena_socket.empty()) {
@@ -33,7 +18,7 @@ absl::Status Open(const RpcContext& context, const Run& run, const v1::OpenArena
                                                          run.name(), request.rank(),
                                                          context.why_no_arenas));
   }
-  MUOND_RETURN_IF_ERROR(CheckMember(run, request.rank(), request.id().generation()));
+  MUOND_RETURN_IF_ERROR(CheckMember(run, "arena", request.rank(), request.id().generation()));
   ArenaSize size{.window_bytes = request.window_bytes(),
                  .windows = request.windows(),
                  .pull_bytes = request.pull_bytes()};

@@ -15,6 +15,8 @@ grpc::ServerUnaryReactor* OptimizerService::Close(grpc::CallbackServerContext* c
   for (std::int64_t rank : open_ranks) reply->add_open_ranks(rank);
   reply->set_closed(*last);
   context_.arenas->Close({(*run)->name(), request->rank()});
+  context_.pairs->Close({(*run)->name(), request->rank()},
+                        absl::CancelledError("the rank has left the run"));
   if (*last) {
     context_.runs->Remove(*run);
     spdlog::info("run \"{}\": closed", (*run)->name());

@@ -261,7 +261,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     }
 
     void OnPulled(absl::Status status, PullTargets& targets, std::int64_t version) {
-      if (status.ok()) status = targets.windows->Deliver(request_.pull());
+      if (status.ok()) status = targets.windows->Deliver(request_.pull(), &reply_);
       if (status.ok()) {
         std::int64_t bytes = 0;
         for (const PullSlice& slice : targets.slices) {

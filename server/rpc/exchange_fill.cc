@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,7 +29,15 @@ struct Taken {
   ChunkHeader header;
   const std::byte* from = nullptr;
   std::int64_t bytes = 0;
+  std::optional<std::uint64_t> sum;  // that it must have
 };
+
+absl::Status CheckSum(const Taken& taken, std::uint64_t got) {
+  if (!taken.sum || *taken.sum == got) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat(
+      "slice at element %d: what arrived has sum %016x, announced %016x", taken.header.offset, got,
+      *taken.sum));
+}
 
 // Through private host memory: what is only compared, where the first time may have come by another
 // path and was digested otherwise, and what no kernel could bring to where it belongs.
@@ -37,6 +46,9 @@ absl::Status TakeByHost(const Taken& taken, kernels::DeviceMemory& memory) {
   if (auto error = memory.Read(payload.data(), taken.from, payload.size())) {
     return absl::InternalError(error.message());
   }
+  const auto size = static_cast<std::uint32_t>(DtypeBytes(taken.header.dtype));
+  MUOND_RETURN_IF_ERROR(CheckSum(
+      taken, taken.sum ? kernels::SumOf(payload.data(), payload.size() / size, size, 0) : 0));
   ChunkHeader header = taken.header;
   header.crc32c = Crc32c(payload.data(), payload.size());
   return taken.slice.receiver->Receive(header, absl::string_view(payload));
@@ -75,6 +87,7 @@ class Taker {
     }
     std::vector<std::uint64_t> sums(some.size(), 0);
     if (auto error = memory.MoveAll(moves, sums)) return absl::InternalError(error.message());
+    for (std::size_t i = 0; i < some.size(); ++i) MUOND_RETURN_IF_ERROR(CheckSum(*some[i], sums[i]));
     for (std::size_t i = 0; i < some.size(); ++i) some[i]->slice.receiver->EndMoves(sums[i]);
     return absl::OkStatus();
   }
@@ -100,7 +113,8 @@ absl::StatusOr<std::vector<OpenSlice>> TakeFill(
           OpenSlice slice,
           open({rank, chunk.parameter(), chunk.slice(), chunk.micro_batch()}, dtype,
                host ? StagingPlace::kHost : StagingPlace::kBackend));
-      all.push_back({std::move(slice), {chunk.offset(), dtype, 0}, from, chunk.region().bytes()});
+      all.push_back({std::move(slice), {chunk.offset(), dtype, 0}, from, chunk.region().bytes(),
+                     windows.announced() ? std::optional(chunk.sum()) : std::nullopt});
     }
     return absl::OkStatus();
   };

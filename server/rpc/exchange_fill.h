@@ -14,7 +14,8 @@
 namespace muond {
 
 // The slices of a fill, complete and in its order; the caller closes them. On an error none is left
-// open: that of the opener, those of ExchangeWindows and SliceReceiver, INTERNAL from the device.
+// open: that of the opener, those of ExchangeWindows and SliceReceiver, DATA_LOSS for a slice that
+// does not have the sum that was announced, INTERNAL from the device.
 // `open` is asked for memory where the windows' device moves best. Blocks until all is moved.
 absl::StatusOr<std::vector<OpenSlice>> TakeFill(
     Run& run, std::int64_t rank, const v1::ArenaFill& fill, ExchangeWindows& windows,

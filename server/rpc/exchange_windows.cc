@@ -1,8 +1,11 @@
 #include "server/rpc/exchange_windows.h"
 
+#include <future>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "proto/check.h"
 #include "proto/pointer_lease.h"
 #include "server/rpc/transport_choice.h"
@@ -27,7 +30,7 @@ class ArenaWindows final : public ExchangeWindows {
   void Release(const v1::ArenaFill& fill) override {
     arena_->SetDrained(fill.window(), fill.sequence());
   }
-  absl::Status Deliver(const v1::ExchangePull& pull) override {
+  absl::Status Deliver(const v1::ExchangePull& pull, v1::ExchangeReply*) override {
     MUOND_RETURN_IF_ERROR(arena_->GpuRegion(pull.window(), 0, 0, false).status());
     arena_->SetFilled(pull.window(), pull.sequence());
     return absl::OkStatus();
@@ -36,6 +39,76 @@ class ArenaWindows final : public ExchangeWindows {
 
  private:
   const std::shared_ptr<Arena> arena_;
+};
+
+// What NCCL brings to windows of the daemon's own, and takes from there.
+class PairWindows final : public ExchangeWindows {
+ public:
+  PairWindows(const RpcContext& rpc, std::shared_ptr<Pair> pair)
+      : rpc_(rpc), pair_(std::move(pair)) {}
+
+  TransportPath path() const override { return TransportPath::kNccl; }
+  kernels::DeviceMemory& MemoryOf(const std::byte*) override {
+    for (kernels::DeviceMemory* const gpu : rpc_.gpus) {
+      if (gpu->uuid() == rpc_.pairs->gpu()) return *gpu;
+    }
+    return *rpc_.host_memory;
+  }
+  // Waits for the transfer: a trainer that is gone ends it, by its call or by the deadline.
+  absl::Status Fetch(const v1::ArenaFill& fill) override {
+    std::vector<nccl::Region> regions;
+    for (const v1::Chunk& chunk : fill.chunks()) {
+      regions.push_back({chunk.region().offset(), chunk.region().bytes()});
+    }
+    const auto arrived = std::make_shared<std::promise<absl::Status>>();
+    MUOND_RETURN_IF_ERROR(
+        pair_->Receive(fill.window(), fill.sequence(), regions, Deadline(),
+                       [arrived](const absl::Status& status) { arrived->set_value(status); }));
+    absl::Status status = arrived->get_future().get();
+    if (status.ok()) return status;
+    // What is left of the exchange on the trainer's side can't be told.
+    rpc_.metrics->OnTransportError(TransportPath::kNccl, absl::IsDeadlineExceeded(status)
+                                                             ? TransportError::kTimeout
+                                                             : TransportError::kReset);
+    pair_->Revoke(status);
+    return absl::UnavailableError(
+        absl::StrFormat("%s: push: %s", pair_->object(), status.message()));
+  }
+  absl::StatusOr<std::byte*> Region(std::int64_t window, const v1::ArenaRegion& region,
+                                    bool to_daemon) override {
+    if (!to_daemon) MUOND_RETURN_IF_ERROR(pair_->AwaitSent(Deadline()));
+    return pair_->Region(window, region.offset(), region.bytes(), to_daemon);
+  }
+  void Release(const v1::ArenaFill&) override {}
+  absl::Status Deliver(const v1::ExchangePull& pull, v1::ExchangeReply* reply) override {
+    std::vector<nccl::Region> regions;
+    std::vector<kernels::MoveJob> moves;
+    for (const v1::ArenaRegion& region : pull.regions()) {
+      MUOND_ASSIGN_OR_RETURN(const std::byte* const at, Region(pull.window(), region, false));
+      regions.push_back({region.offset(), region.bytes()});
+      // By halves, whatever the elements are: it is the same sum on both ends.
+      moves.push_back({.src = at,
+                       .elements = static_cast<std::size_t>(region.bytes()) / 2,
+                       .element_bytes = 2,
+                       .sum = static_cast<std::uint32_t>(moves.size())});
+    }
+    std::vector<std::uint64_t> sums(moves.size(), 0);
+    if (!moves.empty()) {
+      if (auto error = MemoryOf(static_cast<const std::byte*>(moves[0].src)).MoveAll(moves, sums)) {
+        return absl::InternalError(absl::StrFormat("%s: %s", pair_->object(), error.message()));
+      }
+    }
+    for (const std::uint64_t sum : sums) reply->add_sums(sum);
+    return pair_->Send(pull.window(), regions, Deadline(), [](const absl::Status&) {});
+  }
+  bool announced() const override { return true; }
+  std::shared_ptr<void> keepalive() const override { return pair_; }
+
+ private:
+  absl::Time Deadline() const { return absl::Now() + rpc_.pairs->patience(); }
+
+  const RpcContext& rpc_;
+  const std::shared_ptr<Pair> pair_;
 };
 
 // The trainer is in this process.
@@ -63,7 +136,9 @@ class PointerWindows final : public ExchangeWindows {
         static_cast<const void*>(first)));
   }
   void Release(const v1::ArenaFill&) override {}
-  absl::Status Deliver(const v1::ExchangePull&) override { return absl::OkStatus(); }
+  absl::Status Deliver(const v1::ExchangePull&, v1::ExchangeReply*) override {
+    return absl::OkStatus();
+  }
   std::shared_ptr<void> keepalive() const override { return lease_; }
 
  private:
@@ -86,6 +161,9 @@ absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& r
         "run \"%s\": exchange of rank %d: pointers mean nothing from another process, or when their "
         "call has ended",
         run, rank));
+  }
+  if (auto pair = rpc.pairs->Find(handle, {run, rank}); pair.ok()) {
+    return std::make_unique<PairWindows>(rpc, *std::move(pair));
   }
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Arena> arena, rpc.arenas->Find(handle, {run, rank}));
   if (arena->gpu() != nullptr) return std::make_unique<ArenaWindows>(std::move(arena));

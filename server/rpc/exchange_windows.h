@@ -1,5 +1,5 @@
-// Memory that a trainer's slices lie in when they do not come in messages: an arena of a GPU, or,
-// for a trainer of this process, its own buffers.
+// Memory that a trainer's slices lie in when they do not come in messages: an arena of a GPU, the
+// windows of an NCCL pair, or, for a trainer of this process, its own buffers.
 #pragma once
 
 #include <cstddef>
@@ -31,15 +31,19 @@ class ExchangeWindows {
                                             bool to_daemon) = 0;
   // The window is the trainer's again.
   virtual void Release(const v1::ArenaFill& fill) = 0;
-  // A window towards the trainer holds what was asked for.
-  virtual absl::Status Deliver(const v1::ExchangePull& pull) = 0;
+  // A window towards the trainer holds what was asked for; tells in the reply what the trainer must
+  // know beside.
+  virtual absl::Status Deliver(const v1::ExchangePull& pull, v1::ExchangeReply* reply) = 0;
+  // Whether a slice counts only if it has the sum that its chunk announces: it has come a way on
+  // which nothing else shows what was lost.
+  virtual bool announced() const { return false; }
   // Keeps the memory.
   virtual std::shared_ptr<void> keepalive() const = 0;
 };
 
-// By the handle that OpenArena returned, or pointers under this lease (proto/pointer_lease.h) where it
-// is empty. FAILED_PRECONDITION when the
-// rank has no such arena, PERMISSION_DENIED for pointers from another process.
+// By the handle that OpenArena or OpenPair returned, or pointers under this lease
+// (proto/pointer_lease.h) where it is empty. FAILED_PRECONDITION when the rank has no such arena or
+// pair, PERMISSION_DENIED for pointers from another process.
 absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& rpc,
                                                              const std::string& peer,
                                                              const std::string& handle,

@@ -13,6 +13,7 @@
 #include "server/metrics/daemon_metrics.h"
 #include "server/run/run_table.h"
 #include "server/transport/arena_table.h"
+#include "server/transport/pair_table.h"
 
 namespace muond {
 
@@ -29,8 +30,7 @@ struct RpcContext {
   std::string pid_namespace;     // of this process
   std::vector<kernels::DeviceMemory*> gpus;      // that trainers can name, in the devices' order
   kernels::DeviceMemory* host_memory = nullptr;  // for pointers of in-process trainers
-  int nccl_version = 0;                          // 0: the daemon has no NCCL
-  std::string why_no_nccl = "the daemon was built without NCCL";
+  PairTable* pairs = nullptr;                    // says itself why there are none
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   absl::Duration step_deadline = absl::Seconds(120);
   std::string version;              // of the daemon
@@ -71,6 +71,10 @@ class OptimizerService final : public OptimizerServiceBase {
       grpc::CallbackServerContext*) override;
   grpc::ServerUnaryReactor* Exchange(grpc::CallbackServerContext*, const v1::ExchangeRequest*,
                                      v1::ExchangeReply*) override;
+  grpc::ServerWriteReactor<v1::OpenPairReply>* OpenPair(grpc::CallbackServerContext*,
+                                                        const v1::OpenPairRequest*) override;
+  grpc::ServerUnaryReactor* ClosePair(grpc::CallbackServerContext*, const v1::ClosePairRequest*,
+                                      v1::ClosePairReply*) override;
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext*, const v1::CloseRequest*,
                                   v1::CloseReply*) override;
   grpc::ServerUnaryReactor* RaiseGeneration(grpc::CallbackServerContext*,

@@ -86,8 +86,7 @@ absl::Status Join(const RpcContext& context, const std::string& peer,
                                           .pid_namespace = context.pid_namespace,
                                           .gpus = context.gpus,
                                           .host_backend = context.backend != "cuda",
-                                          .nccl_version = context.nccl_version,
-                                          .why_no_nccl = context.why_no_nccl},
+                                          .pairs = context.pairs},
                                          request));
   auto joined = context.runs->Join(spec, request.rank(), session, slices);
   if (!joined.ok()) {
@@ -115,7 +114,7 @@ absl::Status Join(const RpcContext& context, const std::string& peer,
   for (const kernels::DeviceMemory* gpu : context.gpus) {
     reply->add_gpus(std::string(gpu->uuid()));
   }
-  reply->set_nccl_version(context.nccl_version);
+  reply->set_nccl_version(context.pairs->nccl_version());
   reply->set_transport(TransportName(transport.path));
   reply->set_transport_reason(transport.reason);
   reply->set_rejoined(joined->reply.rejoined);

@@ -95,19 +95,18 @@ std::optional<Obstacle> ObstacleToNccl(const TransportFacts& facts,
   if (request.gpu().empty()) return Obstacle{"the trainer names no GPU", std::nullopt};
   if (!Knows(request, "nccl")) return Obstacle{"the trainer does not know it", std::nullopt};
   if (facts.gpus.empty()) return Obstacle{"the daemon computes on no GPU", std::nullopt};
-  if (Find(facts, request.gpu()) != nullptr) {
-    return Obstacle{"trainer and daemon are on one GPU, where NCCL refuses two ranks: cuda-ipc "
-                    "serves there",
-                    std::nullopt, true};
-  }
-  if (facts.nccl_version == 0) return Obstacle{facts.why_no_nccl, TransportFallback::kVersion};
-  // Major and minor: 22907 is 2.29.7.
-  if (facts.nccl_version / 100 != request.nccl_version() / 100) {
-    return Obstacle{absl::StrFormat("NCCL %d here and %d at the trainer don't talk to each other",
-                                    facts.nccl_version, request.nccl_version()),
-                    TransportFallback::kVersion};
-  }
-  return std::nullopt;
+  // Also of a daemon with several: NCCL is not for a GPU that it computes on.
+  const bool own = Find(facts, request.gpu()) != nullptr;
+  const absl::Status status =
+      own || facts.pairs == nullptr
+          ? absl::InvalidArgumentError(
+                "trainer and daemon are on one GPU, where NCCL refuses two ranks: cuda-ipc serves "
+                "there")
+          : facts.pairs->Check({static_cast<int>(request.nccl_version()), request.gpu()});
+  if (status.ok()) return std::nullopt;
+  return Obstacle{std::string(status.message()),
+                  own ? std::nullopt : std::optional(TransportFallback::kVersion),
+                  absl::IsInvalidArgument(status)};
 }
 
 std::optional<Obstacle> ObstacleToArena(const TransportFacts& facts,

@@ -10,6 +10,7 @@
 #include "kernels/device_memory.h"
 #include "muond/v1/optimizer.pb.h"
 #include "server/metrics/daemon_metrics.h"
+#include "server/transport/pair_table.h"
 
 namespace muond {
 
@@ -32,8 +33,7 @@ struct TransportFacts {
   std::string pid_namespace;                 // of this process; empty: unknown
   std::vector<kernels::DeviceMemory*> gpus;  // of the daemon
   bool host_backend = true;                  // state is in host memory
-  int nccl_version = 0;                      // 0: it has no NCCL
-  std::string why_no_nccl;
+  const PairTable* pairs = nullptr;          // null: it makes none
 };
 
 // Best first: a pointer in one process, memory of one GPU, NCCL between two, memory of one host,

@@ -1,0 +1,122 @@
+// A trainer's end of an NCCL pair: the communicator with one daemon, which window of the daemon's
+// comes next, and what has to be packed.
+//
+// Large slices are sent from where they lie and received where they belong; small ones share a
+// transfer by way of a pack on the trainer's GPU. Both ends make the same list of transfers of the
+// message that names the slices (nccl/transfer_plan.h).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cpp/pull_stream.h"
+#include "client/cpp/push_stream.h"
+#include "muond/v1/optimizer.grpc.pb.h"
+#include "nccl/link.h"
+#include "nccl/transfer_plan.h"
+
+namespace muond::nccl {
+struct Library;
+}
+
+namespace muond::client {
+
+struct PairRequest {
+  v1::RunId id;
+  std::int64_t rank = 0;
+  int nccl_version = 0;
+  std::int64_t window_bytes = 0;  // towards the daemon: at least the largest part of a slice
+  std::int64_t windows = 0;
+  std::int64_t pull_bytes = 0;  // all of the rank's parameters
+};
+
+// One thread at a time, but for lost().
+class PairLink {
+ public:
+  // Opens a pair and meets the daemon, by the deadline. Errors: the daemon's; those of nccl::Link
+  // and nccl::WarmUp.
+  static absl::StatusOr<std::shared_ptr<PairLink>> Open(v1::Optimizer::Stub& stub,
+                                                        const PairRequest& request,
+                                                        std::shared_ptr<nccl::Worker> worker,
+                                                        absl::Time deadline);
+  ~PairLink();
+  PairLink(const PairLink&) = delete;
+  PairLink& operator=(const PairLink&) = delete;
+
+  const std::string& handle() const { return handle_; }
+  // Whether nothing can go this way any more: the daemon is gone, or an exchange went wrong.
+  bool lost() const;
+  // The pair is of no use any more.
+  void Abandon(const absl::Status& why) { link_->Abort(why); }
+
+  std::int64_t window_bytes() const { return outgoing_[0].bytes(); }
+  std::int64_t windows() const { return std::ssize(outgoing_); }
+  std::int64_t pull_bytes() const { return incoming_.bytes(); }
+
+  // Sends parts from the front on that fit into one window, as many as it returns, and names them in
+  // `fill`, each with its sum. Their values must be there (streams waited for), and stay until
+  // AwaitSent.
+  absl::StatusOr<std::size_t> Send(std::span<const SlicePart> parts, absl::Time deadline,
+                                   v1::ArenaFill* fill);
+  // Returns when the parts of the last Send have gone: soon after the daemon's answer. Breaks the
+  // pair when they have not by the deadline.
+  absl::Status AwaitSent(absl::Time deadline);
+
+  // Where the daemon is to put what is asked for.
+  absl::Status Place(std::span<const SinkPart> sinks, v1::ExchangePull* pull);
+  // Receives it, once the daemon has answered with its sums. DATA_LOSS for what does not have its
+  // sum, DEADLINE_EXCEEDED, or why the pair broke.
+  absl::Status Receive(std::span<const SinkPart> sinks, const v1::ExchangePull& pull,
+                       const v1::ExchangeReply& reply, absl::Time deadline);
+
+ private:
+  PairLink(std::string handle, std::shared_ptr<nccl::Worker> worker)
+      : handle_(std::move(handle)), worker_(std::move(worker)) {}
+  absl::Status TakeWindows(const v1::OpenPairReply& opened);
+  absl::Status Join(const nccl::UniqueId& id, absl::Time deadline);
+  void Watch();
+  absl::Status Sum(std::span<const SlicePart> parts, v1::ArenaFill* fill);
+  absl::Status CheckSums(std::span<const SinkPart* const> sinks, const v1::ExchangeReply& reply);
+
+  // Memory for packs and the warm-up, on the trainer's GPU; only grows.
+  class Pack {
+   public:
+    explicit Pack(std::shared_ptr<nccl::Device> device) : device_(std::move(device)) {}
+    ~Pack();
+    absl::StatusOr<std::byte*> Reserve(std::int64_t bytes);
+
+   private:
+    const std::shared_ptr<nccl::Device> device_;
+    std::byte* data_ = nullptr;
+    std::int64_t bytes_ = 0;
+  };
+  // Of several exchanges that were posted: how many are still under way, and what went wrong.
+  struct Waiting;
+
+  const std::string handle_;
+  const std::shared_ptr<nccl::Worker> worker_;
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<grpc::ClientReader<v1::OpenPairReply>> reader_;
+  std::thread watch_;
+  std::shared_ptr<nccl::Link> link_;
+  nccl::Stream stream_ = nullptr;  // of sums and of copies out of the pack
+  std::vector<v1::ArenaWindow> outgoing_;
+  std::vector<std::int64_t> indices_;  // of those in the daemon's table
+  v1::ArenaWindow incoming_;
+  std::int64_t incoming_index_ = 0;
+  std::int64_t sequence_ = 0;  // of the last fill
+  std::shared_ptr<Waiting> sent_;
+  std::shared_ptr<Pack> out_pack_, in_pack_;
+};
+
+}  // namespace muond::client

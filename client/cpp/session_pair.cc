@@ -1,0 +1,86 @@
+// A session's NCCL pairs: where NCCL comes from, how a pair is made, and what becomes of one.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "client/cpp/daemons.h"
+#include "client/cpp/exchange.h"
+#include "client/cpp/pair.h"
+#include "client/cpp/retry.h"
+#include "client/cpp/session.h"
+#include "nccl/cuda/cuda_device.h"
+#include "nccl/library.h"
+#include "proto/check.h"
+
+namespace muond::client {
+namespace {
+
+constexpr std::int64_t kWindowUnit = 256;
+// One is filled while the other is emptied.
+constexpr std::int64_t kWindows = 2;
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<nccl::Worker>> Session::NcclWorker() {
+  if (nccl_worker_ != nullptr) return nccl_worker_;
+  if (options_.nccl_worker != nullptr) {
+    nccl_worker_ = options_.nccl_worker;
+    return nccl_worker_;
+  }
+  MUOND_ASSIGN_OR_RETURN(const nccl::Library* const library, nccl::Load());
+  MUOND_ASSIGN_OR_RETURN(std::shared_ptr<nccl::Device> device, nccl::OpenCudaDevice(gpu_uuid_));
+  nccl_worker_ = std::make_shared<nccl::Worker>(library->api, std::move(device));
+  return nccl_worker_;
+}
+
+absl::Status Session::AttachPair(int daemon) {
+  Connection& connection = (*daemons_)[daemon];
+  Connection::Path& path = connection.path();
+  path.pair = nullptr;
+  MUOND_ASSIGN_OR_RETURN(std::shared_ptr<nccl::Worker> worker, NcclWorker());
+  const GpuLayout layout = LayoutFor(daemon);
+  std::int64_t window = std::min(options_.nccl_window_bytes, layout.window_bytes());
+  window = std::max(window, layout.largest_gradient_bytes());
+  window = (window + kWindowUnit - 1) / kWindowUnit * kWindowUnit;
+  PairRequest request{.id = Id(),
+                      .rank = rank_,
+                      .window_bytes = window,
+                      .windows = kWindows,
+                      .pull_bytes = layout.pull_bytes()};
+  worker->api().get_version(&request.nccl_version);
+  const absl::Time deadline = NcclDeadline();
+  auto pair = PairLink::Open(connection.control(), request, std::move(worker), deadline);
+  if (pair.ok()) {
+    path.pair = *std::move(pair);
+    return absl::OkStatus();
+  }
+  v1::ClosePairRequest close;
+  *close.mutable_id() = Id();
+  close.set_rank(rank_);
+  close.set_fallback(std::string(pair.status().message()));
+  v1::ClosePairReply closed;
+  // The daemon counts it; the pair itself ends with the call that made it.
+  CallOnce(connection.control(), &v1::Optimizer::Stub::ClosePair, close, &closed, NcclDeadline())
+      .status.IgnoreError();
+  if (options_.transport == "nccl") {
+    return absl::Status(absl::IsInvalidArgument(pair.status())
+                            ? absl::StatusCode::kInvalidArgument
+                            : absl::StatusCode::kFailedPrecondition,
+                        absl::StrFormat("run \"%s\": transport \"nccl\": %s", spec_.name,
+                                        pair.status().message()));
+  }
+  path.name = "grpc";
+  path.reason = std::string(pair.status().message());
+  return absl::OkStatus();
+}
+
+absl::Status Session::SettlePair(const ExchangePath& path, const absl::Status& answer) {
+  // After an answer that is no error the daemon has it all. After another it may not have asked
+  // NCCL for any of it: what has not gone by now is waited for by nobody.
+  if (answer.ok()) return path.pair->AwaitSent(absl::InfiniteFuture());
+  const absl::Status sent = path.pair->AwaitSent(absl::Now() + absl::Milliseconds(50));
+  if (!sent.ok()) path.pair->Abandon(sent);
+  return sent;
+}
+
+}  // namespace muond::client
