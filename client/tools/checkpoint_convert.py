@@ -209,20 +209,48 @@ def to_torch(options):
     print(f"{options.target}: {len(model)} parameters of step {manifest['step']}")
 
 
+# DeepSpeed pairs its own param_groups with the saved ones, and takes no parameter of a group beyond
+# them: there are enough, and none says anything, so that the hyperparameters of its configuration stay.
+DEEPSPEED_GROUPS = 1024
+# Of the layout: what DeepSpeed demands of a version is that it is at least 0.3.17.
+DEEPSPEED_VERSION = "0.16.0"
+
+
+def check_steps(manifest):
+    """DeepSpeed has one step for all AdamW parameters of a group."""
+    steps = {parameter["t"]: parameter["name"] for parameter in manifest["parameters"]
+             if parameter["algorithm"] == ADAMW}
+    if len(steps) > 1:
+        told = ", ".join(f"{name} {t}" for t, name in sorted(steps.items()))
+        sys.exit(f"applied steps differ ({told}): DeepSpeed keeps one number for a group of "
+                 f"AdamW parameters")
+
+
 def to_deepspeed(options):
-    """The universal layout: zero/<parameter>/{fp32,exp_avg,exp_avg_sq,momentum_buffer,step}.pt."""
+    """The universal layout: zero/<parameter>/{fp32,exp_avg,exp_avg_sq,momentum_buffer,step}.pt and
+    zero/optimizer_state.pt. OUT is what DeepSpeed calls the tag's folder."""
     manifest, tensors = read_checkpoint(options.source)
+    check_steps(manifest)
+    zero = pathlib.Path(options.target) / "zero"
     for parameter in manifest["parameters"]:
         name = parameter["name"]
-        folder = pathlib.Path(options.target) / "zero" / name.replace("/", "_")
+        if parameter["momentum_form"] == "sum":
+            sys.exit(f"{name}: momentum in the sum form, DeepSpeed's Muon has the ema form")
+        folder = zero / name
+        if zero.resolve() not in folder.resolve().parents:
+            sys.exit(f"{name}: is no name for a folder")
         folder.mkdir(parents=True)
         files = {"fp32": tensors[f"{name}.master"]}
         for ours, theirs in STATE_OF[parameter["algorithm"]].items():
             files[theirs] = tensors[f"{name}.{ours}"]
         for title, tensor in files.items():
             torch.save({"param": tensor.clone()}, folder / f"{title}.pt")
-        torch.save(parameter["t"], folder / "step.pt")
-    print(f"{options.target}/zero: {len(manifest['parameters'])} parameters")
+        if parameter["algorithm"] == ADAMW:  # DeepSpeed's Muon counts no steps
+            torch.save(parameter["t"], folder / "step.pt")
+    torch.save({"ds_version": DEEPSPEED_VERSION,
+                "param_groups": [{"params": []} for _ in range(DEEPSPEED_GROUPS)]},
+               zero / "optimizer_state.pt")
+    print(f"{zero}: {len(manifest['parameters'])} parameters")
 
 
 def main():

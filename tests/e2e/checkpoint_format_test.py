@@ -74,6 +74,44 @@ for name, value in first["model"].items():
 assert torch.load(zero / "norm" / "step.pt") == 3
 assert not (zero / "w" / "exp_avg.pt").exists()
 """
+# As DeepSpeed's optimizer takes up a universal checkpoint (ZeROOptimizer and load_hp_checkpoint_state
+# in its repository): the same files, keys and demands, in words of our own. Every parameter is a
+# partition of its flat master weights: here its second half.
+DEEPSPEED = """
+import os, re, sys, torch
+tag, reference = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
+zero = os.path.join(tag, "zero")
+state = torch.load(os.path.join(zero, "optimizer_state.pt"), weights_only=False)
+assert tuple(map(int, state["ds_version"].split("."))) >= (0, 3, 17)
+groups = [["w", "v"], ["norm"]]
+assert len(state["param_groups"]) >= len(groups), "a group beyond the saved ones is not loaded"
+for names, saved in zip(groups, state["param_groups"]):
+    assert set(saved) == {"params"}, "it would overwrite the configuration"
+    steps, keys = [], set()
+    for name in names:
+        step, folder = None, os.path.join(zero, name)
+        for file in os.listdir(folder):
+            key = re.fullmatch(r"(.+)[.]pt", file)[1]
+            content = torch.load(os.path.join(folder, file), weights_only=False)
+            if key == "step":
+                step = content
+                continue
+            full = content["param"]
+            shape = reference["model"][name].shape
+            assert full.shape == shape and full.dtype == torch.float32, (name, key)
+            half = full.numel() // 2
+            fragment = full.flatten().narrow(0, half, full.numel() - half)
+            if key == "fp32":
+                whole = reference["model"][name]
+            else:
+                keys.add(key)
+                whole = next(o["state_dict"]["state"][o["names"].index(name)][key]
+                             for o in reference["optimizers"] if name in o["names"])
+            assert torch.equal(fragment, whole.flatten()[half:]), (name, key)
+        steps.append(step)
+    assert all(step == steps[0] for step in steps), steps
+    assert keys == ({"momentum_buffer"} if steps[0] is None else {"exp_avg", "exp_avg_sq"}), keys
+"""
 
 
 def torch_run():
@@ -188,6 +226,7 @@ class CheckpointFormatTest(ProcessTest):
         run(CONVERT, "to-torch", folder, after)
         run(CONVERT, "to-deepspeed", folder, self.directory / "universal")
         run("-c", COMPARE, before, after, self.directory / "universal")
+        run("-c", DEEPSPEED, self.directory / "universal", before)
         # The next step runs on it.
         rng = np.random.default_rng(1)
         shapes = {"w": (6, 4), "v": (5, 7), "norm": (9,)}
