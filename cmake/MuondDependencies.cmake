@@ -20,6 +20,12 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(SYSTEMD REQUIRED IMPORTED_TARGET libsystemd)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+# Whether the library chooses the processor's widest instructions itself (x86, DISPATCH=1).
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES PkgConfig::XXHASH)
+check_cxx_source_compiles("#include <xxh_x86dispatch.h>
+int main() { return static_cast<int>(XXH3_64bits_dispatch(\"\", 0)); }" MUOND_XXHASH_DISPATCH)
+unset(CMAKE_REQUIRED_LIBRARIES)
 pkg_check_modules(ISAL REQUIRED IMPORTED_TARGET libisal)
 pkg_check_modules(RE2 REQUIRED IMPORTED_TARGET re2)
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "proto/long_turns.h"
+
 namespace muond {
 
 Executor::Executor() : thread_([this] { Loop(); }) {}
@@ -49,6 +51,7 @@ void Executor::WaitIdle() const {
 }
 
 void Executor::Loop() {
+  const LongTurns turns;  // what it computes is never small
   std::unique_lock lock(mutex_);
   while (true) {
     ready_.wait(lock, [this] { return stopping_ || !jobs_.empty() || !idle_jobs_.empty(); });

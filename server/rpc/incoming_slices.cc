@@ -3,9 +3,16 @@
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "proto/long_turns.h"
 #include "server/rpc/transport_choice.h"
 
 namespace muond {
+namespace {
+
+// Where less is to be copied, it is over before anybody waits for it.
+constexpr std::int64_t kLongCopyBytes = 256 << 10;
+
+}  // namespace
 
 TransportPath PathOf(const grpc::CallbackServerContext& context) {
   return IsInProcess(context.peer()) ? TransportPath::kInProcess : TransportPath::kGrpc;
@@ -56,11 +63,13 @@ absl::Status IncomingSlices::TakeChunk(const v1::Chunk& header,
 
 absl::Status IncomingSlices::Take(const ChunkMessage& message, const Opener& open,
                                   const Closer& close) {
+  std::optional<LongTurns> turns;
   for (const ReceivedChunk& chunk : message.chunks()) {
     const auto bytes = static_cast<std::int64_t>(chunk.data_bytes);
     rpc_.metrics->OnTransfer(path_, TransportDirection::kReceived, bytes);
     bytes_ += bytes;
     MUOND_RETURN_IF_ERROR(CheckBytes(chunk.header, bytes));
+    if (bytes >= kLongCopyBytes && !turns) turns.emplace();
     MUOND_RETURN_IF_ERROR(TakeChunk(chunk.header, message.Payload(chunk), open, close));
   }
   return absl::OkStatus();
@@ -73,15 +82,14 @@ absl::Status IncomingSlices::Take(const v1::ArenaFill& fill, const Opener& open,
     MUOND_ASSIGN_OR_RETURN(arena_, rpc_.arenas->Find(fill.arena(), {run_->name(), rank_}));
   }
   MUOND_RETURN_IF_ERROR(arena_->CheckFilled(fill.window(), fill.sequence()));
+  const LongTurns turns;
   for (const v1::Chunk& chunk : fill.chunks()) {
     const std::int64_t bytes = chunk.region().bytes();
     MUOND_RETURN_IF_ERROR(CheckBytes(chunk, bytes));
-    if (std::ssize(copy_) < bytes) copy_.resize(static_cast<std::size_t>(bytes));
-    MUOND_RETURN_IF_ERROR(
-        arena_->CopyOut(fill.window(), chunk.region().offset(), bytes, copy_.data()));
+    MUOND_ASSIGN_OR_RETURN(const std::string_view payload,
+                           arena_->Region(fill.window(), chunk.region().offset(), bytes));
     rpc_.metrics->OnTransfer(path_, TransportDirection::kReceived, bytes);
     bytes_ += bytes;
-    const std::string_view payload(copy_.data(), static_cast<std::size_t>(bytes));
     MUOND_RETURN_IF_ERROR(TakeChunk(chunk, {&payload, 1}, open, close));
   }
   arena_->SetDrained(fill.window(), fill.sequence());

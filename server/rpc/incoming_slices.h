@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "muond/v1/optimizer.pb.h"
@@ -64,7 +63,6 @@ class IncomingSlices {
   std::int64_t bytes_ = 0;
   std::map<Key, OpenSlice> open_;
   std::shared_ptr<Arena> arena_;  // that the stream used last
-  std::vector<char> copy_;        // of a region; the trainer can't write to it
 };
 
 // The path of a call's own messages.

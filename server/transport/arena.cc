@@ -3,7 +3,6 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -107,8 +106,8 @@ absl::Status Arena::CheckFilled(std::int64_t window, std::int64_t sequence) cons
       sequence, filled));
 }
 
-absl::Status Arena::CopyOut(std::int64_t window, std::int64_t offset, std::int64_t bytes,
-                            void* out) const {
+absl::StatusOr<std::string_view> Arena::Region(std::int64_t window, std::int64_t offset,
+                                               std::int64_t bytes) const {
   MUOND_ASSIGN_OR_RETURN(const ArenaWindow* const found, IncomingWindow(window));
   if (gpu_ != nullptr) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -121,8 +120,8 @@ absl::Status Arena::CopyOut(std::int64_t window, std::int64_t offset, std::int64
         "%s: window %d: %d bytes at %d are not inside its %d bytes at %d", object(), window, bytes,
         offset, found->bytes, found->offset));
   }
-  std::memcpy(out, memory_.data() + offset, static_cast<std::size_t>(bytes));
-  return absl::OkStatus();
+  return std::string_view(reinterpret_cast<const char*>(memory_.data() + offset),
+                          static_cast<std::size_t>(bytes));
 }
 
 absl::StatusOr<std::byte*> Arena::GpuRegion(std::int64_t window, std::int64_t offset,

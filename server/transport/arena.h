@@ -5,8 +5,8 @@
 // a window, sets its `filled` slot to the number of this use, and sends a message that names
 // window, number and contents; the other side copies the contents out and sets `drained` likewise.
 // With two windows one is filled while the other is drained. The daemon believes nothing that it
-// reads here but numbers and bytes: places come from its own table, bytes are copied to private
-// memory before anything else looks at them, and it never waits for a slot.
+// reads here but numbers and bytes: places come from its own table, bytes are copied to where they
+// belong before anything else looks at them, and it never waits for a slot.
 //
 // Thread-safe.
 #pragma once
@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -96,11 +97,12 @@ class Arena {
   // The trainer says that it has filled a window for the sequence-th time. INVALID_ARGUMENT for a
   // window that is none of those, FAILED_PRECONDITION when its fence does not say so.
   absl::Status CheckFilled(std::int64_t window, std::int64_t sequence) const;
-  // Copies a region of that window to private memory. INVALID_ARGUMENT when it is not inside.
-  absl::Status CopyOut(std::int64_t window, std::int64_t offset, std::int64_t bytes,
-                       void* out) const;
+  // A region of that window, which the trainer may write to at any moment: its bytes are to be read
+  // once and judged where they were copied to. INVALID_ARGUMENT when it is not inside.
+  absl::StatusOr<std::string_view> Region(std::int64_t window, std::int64_t offset,
+                                          std::int64_t bytes) const;
   // Where a region of a window lies in the GPU's block: what the daemon reads, or writes. Errors as
-  // CopyOut, and INVALID_ARGUMENT where the arena is of host memory.
+  // Region, and INVALID_ARGUMENT where the arena is of host memory.
   absl::StatusOr<std::byte*> GpuRegion(std::int64_t window, std::int64_t offset,
                                        std::int64_t bytes, bool to_daemon) const;
   const GpuBlock* gpu() const { return gpu_.get(); }

@@ -74,9 +74,9 @@ TEST_F(ArenaSocketTest, WhoShowsTheHandleGetsTheMemoryAndKeepsItWhileConnected) 
   ASSERT_TRUE(memory.ok()) << memory.status();
   const ArenaWindow window = arena->layout().windows[0];
   std::memcpy(memory->data() + window.offset, "hello", 5);
-  char out[5];
-  ASSERT_TRUE(arena->CopyOut(0, window.offset, 5, out).ok());
-  EXPECT_EQ(std::string(out, 5), "hello");
+  const auto region = arena->Region(0, window.offset, 5);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ(*region, "hello");
   EXPECT_EQ(table_.attached(), 1);
   EXPECT_FALSE(ArenaHungUp(received->connection.get()));
   received->connection = Descriptor();  // the trainer is gone

@@ -64,9 +64,8 @@ TEST(ArenaLayout, SizesThatATrainerMayNotHaveAreRefused) {
 TEST(Arena, RegionsOutsideOfTheirWindowAreRefusedAlsoWhereSumsOverflow) {
   const auto arena = MakeArena();
   const ArenaWindow window = arena->layout().windows[1];
-  std::string out(kWindow, '-');
-  EXPECT_TRUE(arena->CopyOut(1, window.offset, kWindow, out.data()).ok());
-  EXPECT_TRUE(arena->CopyOut(1, window.offset + kWindow, 0, out.data()).ok());
+  EXPECT_TRUE(arena->Region(1, window.offset, kWindow).ok());
+  EXPECT_TRUE(arena->Region(1, window.offset + kWindow, 0).ok());
   const std::pair<std::int64_t, std::int64_t> bad[] = {
       {window.offset - 1, 2},           // into the window before
       {window.offset + 1, kWindow},     // beyond the end
@@ -75,7 +74,7 @@ TEST(Arena, RegionsOutsideOfTheirWindowAreRefusedAlsoWhereSumsOverflow) {
       {kMax, 1},                        {kMax, kMax}, {window.offset, kMax},
       {std::numeric_limits<std::int64_t>::min(), 1}, {kMax - 7, 16}};
   for (const auto& [offset, bytes] : bad) {
-    EXPECT_EQ(arena->CopyOut(1, offset, bytes, out.data()).code(),
+    EXPECT_EQ(arena->Region(1, offset, bytes).status().code(),
               absl::StatusCode::kInvalidArgument)
         << bytes << " bytes at " << offset;
   }
@@ -83,10 +82,9 @@ TEST(Arena, RegionsOutsideOfTheirWindowAreRefusedAlsoWhereSumsOverflow) {
 
 TEST(Arena, WindowsThatAreNoneOrGoTheOtherWayAreRefused) {
   const auto arena = MakeArena();
-  char out[8];
   for (const std::int64_t window : {std::int64_t{-1}, std::int64_t{2}, std::int64_t{4}, kMax}) {
     EXPECT_EQ(arena->CheckFilled(window, 1).code(), absl::StatusCode::kInvalidArgument) << window;
-    EXPECT_EQ(arena->CopyOut(window, 0, 8, out).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(arena->Region(window, 0, 8).status().code(), absl::StatusCode::kInvalidArgument);
   }
 }
 
@@ -109,9 +107,9 @@ TEST(Arena, WhatTheTrainerWroteComesOutAndTheFenceNeverGoesBack) {
   ASSERT_TRUE(trainer.ok());
   const ArenaWindow window = arena->layout().windows[0];
   std::memcpy(trainer->data() + window.offset + 64, "gradient", 8);
-  char out[8];
-  ASSERT_TRUE(arena->CopyOut(0, window.offset + 64, 8, out).ok());
-  EXPECT_EQ(std::string(out, 8), "gradient");
+  const auto region = arena->Region(0, window.offset + 64, 8);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ(*region, "gradient");
   arena->SetDrained(0, 5);
   arena->SetDrained(0, 4);  // of an older stream
   EXPECT_EQ(trainer->Get(window.drained), 5u);
@@ -126,18 +124,17 @@ TEST(Arena, HolesThatATrainerPunchesAreZerosAndNoSignal) {
   const int fd = arena->descriptor();
   EXPECT_EQ(ftruncate(fd, 0), -1);
   ASSERT_EQ(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, arena->layout().bytes), 0);
-  std::string out(kWindow, '-');
-  ASSERT_TRUE(arena->CopyOut(0, arena->layout().windows[0].offset, kWindow, out.data()).ok());
-  EXPECT_EQ(out, std::string(kWindow, '\0'));
+  const auto region = arena->Region(0, arena->layout().windows[0].offset, kWindow);
+  ASSERT_TRUE(region.ok()) << region.status();
+  EXPECT_EQ(*region, std::string(kWindow, '\0'));
 }
 
 TEST(Arena, ARevokedOneTakesNothingMore) {
   const auto arena = MakeArena();
   arena->Revoke();
-  char out[8];
   EXPECT_EQ(arena->CheckFilled(0, 1).message(),
             "run \"r\": arena of rank 3: it was let go of: open another");
-  EXPECT_EQ(arena->CopyOut(0, arena->layout().windows[0].offset, 8, out).code(),
+  EXPECT_EQ(arena->Region(0, arena->layout().windows[0].offset, 8).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 

@@ -1,12 +1,12 @@
 #include "server/transport/slice_receiver.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
-#include "proto/crc32c.h"
+#include "server/transport/placing_reader.h"
+#define XXH_STATIC_LINKING_ONLY  // for the size of a state
 #include "xxhash.h"
 
 namespace muond {
@@ -39,7 +39,7 @@ SliceReceiver::SliceReceiver(std::string object, Box box, Dtype dtype, SliceTarg
   MUOND_CHECK(hash_ != nullptr, "no memory for a hash state");
   XXH3_64bits_reset(hash_.get());
   const std::int64_t header[2] = {static_cast<std::int64_t>(dtype_), elements_};
-  XXH3_64bits_update(hash_.get(), header, sizeof(header));
+  UpdateHash(hash_.get(), header, sizeof(header));
 }
 
 // The element of the slice that must come next; the end of the last range when all are here.
@@ -91,22 +91,21 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header,
   for (const std::string_view piece : payload) bytes += std::ssize(piece);
   std::lock_guard lock(mutex_);
   MUOND_RETURN_IF_ERROR(Check(header, bytes));
-  std::uint32_t crc = 0;
-  for (const std::string_view piece : payload) crc = Crc32c(piece.data(), piece.size(), crc);
-  if (crc != header.crc32c) {
-    return absl::DataLossError(
-        absl::StrFormat("%s: chunk at element %d: payload has crc32c %08x, header says %08x",
-                        object_, header.offset, crc, header.crc32c));
-  }
-  for (const std::string_view piece : payload) {
-    XXH3_64bits_update(hash_.get(), piece.data(), piece.size());
-  }
   const std::int64_t count = bytes / static_cast<std::int64_t>(DtypeBytes(dtype_));
-  if (target_.base != nullptr) {
-    MUOND_RETURN_IF_ERROR(Copy(header.offset, count, payload));
-  } else {
-    AddToSum(payload);
+  XXH3_state_t before;
+  XXH3_copyState(&before, hash_.get());
+  PlacingReader reader(payload, hash_.get());
+  absl::Status placed = Copy(header.offset, count, reader);
+  if (placed.ok() && reader.crc32c() != header.crc32c) {
+    placed = absl::DataLossError(
+        absl::StrFormat("%s: chunk at element %d: payload has crc32c %08x, header says %08x",
+                        object_, header.offset, reader.crc32c(), header.crc32c));
   }
+  if (!placed.ok()) {
+    XXH3_copyState(hash_.get(), &before);
+    return placed;
+  }
+  if (target_.base == nullptr) AddToSum(payload);
   received_ += count;
   in_range_ += count;
   if (count > 0 && in_range_ == ranges_[range_].count) {
@@ -115,34 +114,6 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header,
   }
   return absl::OkStatus();
 }
-
-namespace {
-
-// Bytes of a payload in pieces, from its start on. Pieces may end inside an element.
-class PieceReader {
- public:
-  explicit PieceReader(std::span<const std::string_view> pieces) : pieces_(pieces) {}
-
-  void Read(std::byte* to, std::size_t bytes) {
-    while (bytes > 0) {
-      const std::string_view rest = pieces_[piece_].substr(at_);
-      const std::size_t n = std::min(bytes, rest.size());
-      std::memcpy(to, rest.data(), n);
-      to += n;
-      bytes -= n;
-      at_ += n;
-      if (at_ < pieces_[piece_].size()) continue;
-      ++piece_;
-      at_ = 0;
-    }
-  }
-
- private:
-  const std::span<const std::string_view> pieces_;
-  std::size_t piece_ = 0, at_ = 0;
-};
-
-}  // namespace
 
 template <typename Visit>
 void SliceReceiver::ForEachPlace(std::int64_t first, std::int64_t count,
@@ -172,9 +143,12 @@ void SliceReceiver::ForEachPlace(std::int64_t first, std::int64_t count,
 
 // Elements [first, first + count) of the slice, all expected, to their places.
 absl::Status SliceReceiver::Copy(std::int64_t first, std::int64_t count,
-                                 std::span<const std::string_view> payload) const {
+                                 PlacingReader& reader) const {
   const std::size_t size = DtypeBytes(dtype_);
-  PieceReader reader(payload);
+  if (target_.base == nullptr) {
+    reader.Skip(static_cast<std::size_t>(count) * size);
+    return absl::OkStatus();
+  }
   if (target_.device == nullptr) {
     ForEachPlace(first, count, [&](std::byte* to, std::int64_t n) {
       reader.Read(to, static_cast<std::size_t>(n) * size);

@@ -23,6 +23,8 @@ struct XXH3_state_s;
 
 namespace muond {
 
+class PlacingReader;
+
 // Where the bytes go. `base` null: nowhere, the slice is only digested (a repeated push).
 struct SliceTarget {
   std::shared_ptr<void> keepalive;  // owns the memory
@@ -50,11 +52,11 @@ class SliceReceiver {
 
   // Thread rule: any thread; a receiver that was revoked refuses with the reason.
   // INVALID_ARGUMENT for another dtype, a hole or a step back, more elements than the slice has or
-  // a torn element; DATA_LOSS for a payload that does not have its checksum. Nothing is copied
-  // then.
+  // a torn element; nothing is copied then. DATA_LOSS for a payload that does not have its
+  // checksum: the same chunk must come again, until then its elements are undefined.
   absl::Status Receive(const ChunkHeader& header, absl::string_view payload);
-  // Likewise, for a payload in pieces of any size, one behind the other. Their memory must not
-  // change meanwhile: what a trainer can write to is copied first.
+  // Likewise, for a payload in pieces of any size, one behind the other. Their memory may change
+  // meanwhile, as a trainer's can: each byte is read once, and what is summed is what was placed.
   absl::Status Receive(const ChunkHeader& header, std::span<const std::string_view> payload);
 
   // Likewise, for all that is expected at once, in memory of a device that the caller moves itself:
@@ -88,8 +90,7 @@ class SliceReceiver {
  private:
   const std::string object_;
   absl::Status Check(const ChunkHeader& header, std::int64_t bytes) const;
-  absl::Status Copy(std::int64_t first, std::int64_t count,
-                    std::span<const std::string_view> payload) const;
+  absl::Status Copy(std::int64_t first, std::int64_t count, PlacingReader& reader) const;
   std::uint64_t MovedDigest() const;
   void AddToSum(std::span<const std::string_view> payload);
   // visit(to, n): the next n elements go there; null: nowhere. In the slice's order.

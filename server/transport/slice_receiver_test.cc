@@ -1,7 +1,9 @@
 #include "server/transport/slice_receiver.h"
 
+#include <atomic>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -139,14 +141,55 @@ TEST_F(SliceReceiverTest, ATornElementIsRefused) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(SliceReceiverTest, ACorruptedChunkIsDataLossAndTouchesNothing) {
-  auto receiver = Make(box_);
-  absl::string_view payload(reinterpret_cast<const char*>(slice_.data()), 24);
+TEST_F(SliceReceiverTest, ACorruptedChunkIsDataLossAndCountsForNothing) {
+  auto receiver = Make(box_), other = Make(box_);
+  const absl::string_view payload(reinterpret_cast<const char*>(slice_.data()), 24);
   const std::uint32_t wrong = Crc32c(payload.data(), payload.size()) ^ 1;
   EXPECT_EQ(receiver->Receive({0, Dtype::kF32, wrong}, payload).code(),
             absl::StatusCode::kDataLoss);
-  EXPECT_EQ(tensor_, std::vector<float>(kRows * kCols, -1.0f));
-  EXPECT_TRUE(Send(*receiver, 0, 6).ok());
+  EXPECT_EQ(receiver->received(), 0);
+  // Nothing outside of the slice was touched, and its elements come right with the next chunk.
+  for (int i = 0; i < kRows * kCols; ++i) {
+    const int row = i / kCols, col = i % kCols;
+    if (row >= 1 && row <= 3 && col >= 2 && col <= 3) continue;
+    EXPECT_EQ(tensor_[i], -1) << i;
+  }
+  ASSERT_TRUE(Send(*receiver, 0, 6).ok());
+  EXPECT_EQ(tensor_[1 * kCols + 2], 10);
+  EXPECT_EQ(tensor_[3 * kCols + 3], 15);
+  ASSERT_TRUE(Send(*other, 0, 6).ok());
+  EXPECT_EQ(receiver->digest(), other->digest());
+}
+
+// A trainer that writes to its arena while the daemon reads it is either caught or harmless.
+TEST_F(SliceReceiverTest, WhatChangesWhileItIsReadIsCaughtOrWasNotPlaced) {
+  constexpr std::int64_t kElements = 64 << 10;
+  std::vector<float> shared(kElements, 1.0f), place(kElements);
+  const std::uint32_t crc = Crc32c(shared.data(), kElements * 4);
+  std::atomic<bool> stop{false};
+  std::thread trainer([&] {
+    auto* const last = reinterpret_cast<volatile float*>(&shared.back());
+    for (int i = 0; !stop; ++i) *last = i % 64 == 0 ? 2.0f : 1.0f;
+  });
+  const absl::string_view payload(reinterpret_cast<const char*>(shared.data()), kElements * 4);
+  int caught = 0;
+  for (int i = 0; i < 300; ++i) {
+    SliceReceiver receiver("w", {{0}, {kElements}}, Dtype::kF32,
+                           {.keepalive = nullptr,
+                            .base = reinterpret_cast<std::byte*>(place.data()),
+                            .shape = {kElements},
+                            .shards = {}});
+    const absl::Status status = receiver.Receive({0, Dtype::kF32, crc}, payload);
+    if (status.ok()) {
+      EXPECT_EQ(place.back(), 1.0f);
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+      ++caught;
+    }
+  }
+  stop = true;
+  trainer.join();
+  RecordProperty("caught", caught);
 }
 
 TEST_F(SliceReceiverTest, AnotherDtypeIsRefusedByName) {

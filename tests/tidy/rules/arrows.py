@@ -18,6 +18,7 @@ MODULES = {
     "proto/values.": "values",
     "proto/shard.": "values",
     "proto/check.": "values",
+    "proto/long_turns.": "values",
     "proto/": "proto",
     "muond/v1/": "messages",
     "nccl/": "nccl",
