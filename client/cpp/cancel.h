@@ -1,10 +1,12 @@
 // Ends the calls of a session from another thread.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <set>
 
+#include "absl/time/time.h"
 #include "grpcpp/client_context.h"
 
 namespace muond::client {
@@ -17,6 +19,13 @@ class Canceller {
     std::lock_guard lock(mutex_);
     ++epoch_;
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
+    cancelled_.notify_all();
+  }
+  // Ends early when the epoch is over; false then.
+  bool Sleep(absl::Duration duration, std::int64_t epoch) {
+    std::unique_lock lock(mutex_);
+    return !cancelled_.wait_for(lock, absl::ToChronoNanoseconds(duration),
+                                [&] { return epoch_ != epoch; });
   }
   std::int64_t epoch() const {
     std::lock_guard lock(mutex_);
@@ -26,6 +35,7 @@ class Canceller {
  private:
   friend class CancelScope;
   mutable std::mutex mutex_;
+  std::condition_variable cancelled_;
   std::int64_t epoch_ = 0;
   std::set<grpc::ClientContext*> contexts_;
 };
