@@ -46,6 +46,11 @@ grpc::Status FakeService::Register(Context* context, const v1::RegisterRequest* 
   const std::lock_guard lock(mutex);
   if (auto failure = Enter("Register", context)) return *failure;
   registered = *request;
+  if (!later.empty()) {
+    position = later.front();
+    later.pop_front();
+  }
+  reply->set_version(version);
   *reply->mutable_position() = position;
   reply->set_loss_scale(position.has_last_outcome() ? position.last_outcome().next_loss_scale()
                                                     : request->run().loss_scale().initial());

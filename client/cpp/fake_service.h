@@ -32,6 +32,8 @@ class FakeService final : public v1::Optimizer::Service {
   std::map<std::string, int> calls;
   std::map<std::string, std::string> peers;             // of the last call
   v1::RunPosition position;
+  std::deque<v1::RunPosition> later;  // each Register moves the run on to the first of them
+  std::string version;                // that Register tells
   v1::RegisterRequest registered;
   std::vector<v1::BeginRequest> begun;
   v1::FinishRequest finished;

@@ -17,10 +17,13 @@
 #include "client/cpp/slice_table.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "proto/version.h"
 
 namespace muond::client {
 namespace {
 
+// Of a call that comes late: enough for an answer that is there.
+constexpr absl::Duration kShortestCall = absl::Milliseconds(100);
 constexpr char kClientName[] = "muond-client/" MUOND_VERSION " (c++)";
 
 absl::Status CheckOptions(const SessionOptions& options) {
@@ -84,32 +87,45 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(const RunSpec& spec, std:
 
 int Session::daemons() const { return daemons_->count(); }
 
-CallResult Session::RegisterWith(int daemon, v1::RegisterReply* reply) {
+CallResult Session::RegisterWith(int daemon, absl::Duration timeout, v1::RegisterReply* reply) {
   v1::RegisterRequest request;
   *request.mutable_run() = ToProto(spec_);
   request.set_rank(rank_);
   request.set_session(options_.session);
   SlicesToProto(slices_, request.mutable_slices());
   request.set_client(kClientName);
+  request.set_version(std::string(OwnVersion()));
   if (options_.transport != "auto") request.set_transport(options_.transport);
   OfferPaths(&request);
   CallResult result = CallWithRetries(
-      Plan(daemon, "register", options_.call_timeout), [&](const Attempt& attempt) {
+      Plan(daemon, "register", timeout), [&](const Attempt& attempt) {
         return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Register, request,
                         reply, attempt);
       });
+  if (result.status.ok()) {
+    result.status = CheckVersions(OwnVersion(), reply->version(),
+                                  absl::StrFormat("run \"%s\": register: daemon \"%s\"",
+                                                  spec_.name, (*daemons_)[daemon].peer()));
+  }
   if (result.status.ok()) result.status = ChoosePath(daemon, *reply);
   return result;
 }
 
-absl::Status Session::Rejoin() {
+absl::Status Session::Rejoin() { return RejoinBy(absl::InfiniteFuture()); }
+
+absl::Status Session::RejoinBy(absl::Time deadline) {
   DrainQueue();  // what it pushed belongs to the step that is given up
+  const auto timeout = [&] {
+    return std::max(std::min(options_.call_timeout, deadline - absl::Now()), kShortestCall);
+  };
   v1::RegisterReply first;
-  MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), &first).status);
+  MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), timeout(), &first).status);
   MUOND_RETURN_IF_ERROR(daemons_->Adopt(first));
   std::vector<v1::RegisterReply> replies(daemons_->count());
   const CallResult others = daemons_->ForEach(
-      [&](int daemon, Connection&) { return RegisterWith(daemon, &replies[daemon]); },
+      [&](int daemon, Connection&) {
+        return RegisterWith(daemon, timeout(), &replies[daemon]);
+      },
       /*but_home=*/true);
   MUOND_RETURN_IF_ERROR(others.status);
   replies[daemons_->home()] = std::move(first);
@@ -222,7 +238,7 @@ absl::Status Session::AwaitRestore(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   absl::BitGen random;
   for (int attempt = 1;; ++attempt) {
-    const absl::Status joined = Rejoin();
+    const absl::Status joined = RejoinBy(deadline);
     // A daemon that is still coming back can't be asked yet.
     if (!joined.ok() && !absl::IsUnavailable(joined) && !absl::IsDeadlineExceeded(joined)) {
       return joined;

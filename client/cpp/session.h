@@ -13,8 +13,9 @@
 //
 // Every call has a deadline and may be repeated: the service applies a step once however often it
 // is finished. UNAVAILABLE, ABORTED streams and DATA_LOSS are retried here within the deadline
-// (retry.h); what is returned needs the caller: see each method. Pushes only read the caller's
-// buffers.
+// (retry.h). Step, Complete, Skip and Pull also live through daemons that restart and runs that are
+// restored, within recovery_timeout (interruption.h); what is returned needs the caller: see each
+// method. Pushes only read the caller's buffers.
 // Thread rule: one thread at a time per Session, Cancel from any; Sessions are independent.
 #pragma once
 
@@ -33,6 +34,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/gpu.h"
+#include "client/cpp/interruption.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "proto/tls.h"
 #include "proto/values.h"
@@ -56,6 +58,7 @@ class GpuLink;
 class OwnerTable;
 class PushQueue;
 class SliceTable;
+class Recovery;
 struct CallResult;
 struct ExchangePath;
 struct RetryPlan;
@@ -74,6 +77,11 @@ struct SessionOptions {
   absl::Duration call_timeout = absl::Seconds(30);    // of a control call, retries included
   absl::Duration step_timeout = absl::Seconds(120);   // of Finish: waiting for the other ranks
   absl::Duration bulk_timeout = absl::Seconds(300);   // of one Initialize, Push or Pull stream
+  // How long one step, or one Pull, may be held up by daemons that are away or runs that are being
+  // restored, from the first that is heard of it; zero: the first is returned.
+  absl::Duration recovery_timeout = absl::Seconds(300);
+  // Hears of each, on the session's thread: must not call the session. Empty: a line on stderr.
+  InterruptionHook on_interruption;
   std::int64_t chunk_bytes = std::int64_t{1} << 20;   // payload of one message
   // How gradients and parameters go: "auto" takes the best path that the daemon offers; "grpc",
   // "arena" (memory shared with a daemon on this host), "cuda-ipc" (likewise, of a GPU), "nccl"
@@ -175,6 +183,10 @@ class Session {
 
   // Begin, push, finish. `begin.step` and `begin.loss_scale` are filled in from the session when
   // step is 0 and loss_scale is 0. Returns the outcome; a skipped step is an outcome, not an error.
+  // Where the run is interrupted it rejoins, awaits the restore and takes the step again, for
+  // recovery_timeout. ABORTED when the run then stands before another step (it went back to an
+  // older checkpoint): next_step() says which, pull that version. FAILED_PRECONDITION when its
+  // state is lost and there is no checkpoint: Reinitialize.
   absl::StatusOr<StepOutcome> Step(StepBegin begin, std::span<const SliceSource> gradients,
                                    const std::vector<std::string>& absent = {});
   // Step, and a Pull of the version that it leads to: where all of it lies in memory that one daemon
@@ -196,17 +208,21 @@ class Session {
   // Likewise with a Pull, as StepAndPull.
   absl::StatusOr<StepOutcome> FinishAndPull(std::span<const SliceSink> sinks,
                                             const std::vector<std::string>& absent = {});
+  // Finish that recovers as Step does: where Begin, a push or Finish was interrupted, the whole step
+  // is taken again from `gradients`, all that were pushed, which must hold the same bytes still.
+  absl::StatusOr<StepOutcome> Complete(StepBegin begin, std::span<const SliceSource> gradients,
+                                       const std::vector<std::string>& absent = {});
 
   // From any thread: every call that is under way, and what PushAsync has queued, returns
   // CANCELLED. The run is as if the trainer had been silent; later calls work.
   void Cancel();
 
   // Registers again under the same session name and adopts generation, next step, loss scale and
-  // last outcome. Step does so by itself.
+  // last outcome. Step, Complete, Skip and Pull do so by themselves.
   absl::Status Rejoin();
 
-  // Rejoins until the daemons have restored the run from a checkpoint: what to do when Step is told
-  // that the run needs a restore, and after opening a session in state NEEDS_RESTORE. next_step()
+  // Rejoins until the daemons have restored the run from a checkpoint: what to do after opening a
+  // session in state NEEDS_RESTORE, and when the pieces of a step are told so. next_step()
   // then says where to go on; a trainer that was further pulls that version. DEADLINE_EXCEEDED with
   // the run still in that state.
   absl::Status AwaitRestore(absl::Duration timeout);
@@ -251,8 +267,11 @@ class Session {
     std::span<const SliceSink> sinks;
   };
   Session();
+  friend class Recovery;
   // Registers with one daemon.
-  CallResult RegisterWith(int daemon, v1::RegisterReply* reply);
+  CallResult RegisterWith(int daemon, absl::Duration timeout, v1::RegisterReply* reply);
+  // Rejoin, with less than call_timeout for each daemon where `deadline` is nearer.
+  absl::Status RejoinBy(absl::Time deadline);
   // Takes over where the run stands, from the answers of all daemons.
   absl::Status Adopt(const std::vector<v1::RegisterReply>& replies);
   absl::Status CheckAlike(const std::vector<v1::RegisterReply>& replies) const;
@@ -267,8 +286,16 @@ class Session {
   CallResult PushOnce(std::span<const SliceSource> gradients);
   CallResult FinishOnce(const std::vector<std::string>& absent,
                         std::vector<v1::FinishReply>* replies);
-  // One try of a whole step; empty outcome: it must begin anew after a Rejoin.
-  absl::StatusOr<std::optional<StepOutcome>> TryStep(const StepRequest& step, bool* pulled);
+  absl::StatusOr<bool> Consumed(std::int64_t step, const absl::Status& cause) const;
+  CallResult PullOnce(std::int64_t version, std::span<const SliceSink> sinks, bool master);
+  CallResult SkipOnce(const v1::SkipRequest& request, std::vector<v1::FinishReply>* replies);
+  // One try of a whole step, or of its Finish where `begun`.
+  CallResult TryStep(const StepRequest& step, bool begun, bool* pulled,
+                     std::vector<v1::FinishReply>* replies);
+  absl::StatusOr<StepOutcome> TakeStep(StepBegin begin, bool begun,
+                                       std::span<const SliceSource> gradients,
+                                       std::span<const SliceSink> sinks,
+                                       const std::vector<std::string>& absent);
   v1::RunId Id() const;
   std::int64_t ChunkBytes() const;
   // The path that the daemon's answer names; gRPC when an arena can't be had and need not.
@@ -333,6 +360,7 @@ class Session {
   absl::Status mixed_;          // then: the daemons' states are of different lineages
   std::int64_t next_step_ = 0;
   std::int64_t step_ = -1;          // begun last; -1: none since the session joined
+  bool whole_ = false;              // all pieces of it so far have succeeded
   std::int64_t micro_batches_ = 1;  // of that step
   double loss_scale_ = 1.0;
   std::unique_ptr<PushQueue> queue_;  // last: its thread uses the rest

@@ -2,14 +2,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "client/cpp/arena.h"
 #include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/push_queue.h"
 #include "client/cpp/push_stream.h"
+#include "client/cpp/recovery.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
 #include "client/cpp/slice_table.h"
@@ -19,20 +18,9 @@
 namespace muond::client {
 namespace {
 
-// Restarts of one step before its error is returned.
-constexpr int kRestartsMax = 8;
-
 absl::Status NotBegun(const std::string& run, const char* action) {
   return absl::FailedPreconditionError(
       absl::StrFormat("run \"%s\": %s: no step was begun", run, action));
-}
-
-// The step must start again from Begin, after a Rejoin: the generation has been raised, or is being
-// raised and this daemon is behind.
-bool MustBeginAnew(const CallResult& result, std::int64_t generation) {
-  if (absl::IsAborted(result.status)) return true;
-  return absl::IsFailedPrecondition(result.status) && result.position.has_value() &&
-         result.position->generation() != generation;
 }
 
 }  // namespace
@@ -40,6 +28,7 @@ bool MustBeginAnew(const CallResult& result, std::int64_t generation) {
 CallResult Session::BeginOnce(const StepBegin& begin) {
   DrainQueue();
   queue_->Forget();
+  whole_ = false;
   StepBegin filled = begin;
   if (filled.step == 0) filled.step = next_step_;
   if (filled.loss_scale == 0) filled.loss_scale = loss_scale_;
@@ -58,6 +47,7 @@ CallResult Session::BeginOnce(const StepBegin& begin) {
   });
   if (!result.status.ok()) return result;
   step_ = filled.step;
+  whole_ = true;
   micro_batches_ = std::max<std::int64_t>(filled.micro_batches, 1);
   // One daemon that has consumed the step is proof that all have voted on it.
   const auto ahead = std::max_element(
@@ -141,7 +131,9 @@ absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
 
 absl::Status Session::Push(std::span<const SliceSource> gradients) {
   DrainQueue();
-  return PushOnce(gradients).status;
+  const absl::Status pushed = PushOnce(gradients).status;
+  whole_ = whole_ && pushed.ok();
+  return pushed;
 }
 
 absl::StatusOr<StepOutcome> Session::Finish(const std::vector<std::string>& absent) {
@@ -150,27 +142,44 @@ absl::StatusOr<StepOutcome> Session::Finish(const std::vector<std::string>& abse
   return Consume(replies);
 }
 
+CallResult Session::SkipOnce(const v1::SkipRequest& request,
+                             std::vector<v1::FinishReply>* replies) {
+  replies->resize(daemons_->count());
+  return daemons_->ForEach([&](int daemon, Connection& connection) {
+    v1::SkipRequest own = request;
+    return CallWithRetries(
+        Plan(daemon, absl::StrFormat("skip step %d", request.step()), options_.step_timeout),
+        [&](const Attempt& attempt) {
+          own.set_wait_ms(WaitMs(attempt.deadline));
+          return CallOnce(connection.control(), &v1::Optimizer::Stub::Skip, own,
+                          &(*replies)[daemon], attempt);
+        });
+  });
+}
+
 absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
   DrainQueue();
   v1::SkipRequest request;
-  *request.mutable_id() = Id();
   request.set_rank(rank_);
   request.set_step(next_step_);
   request.set_cause(ToProto(cause));
   request.set_loss_scale(loss_scale);
-  std::vector<v1::FinishReply> replies(daemons_->count());
-  const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
-    v1::SkipRequest own = request;
-    return CallWithRetries(
-        Plan(daemon, absl::StrFormat("skip step %d", next_step_), options_.step_timeout),
-        [&](const Attempt& attempt) {
-          own.set_wait_ms(WaitMs(attempt.deadline));
-          return CallOnce(connection.control(), &v1::Optimizer::Stub::Skip, own,
-                          &replies[daemon], attempt);
-        });
-  });
-  MUOND_RETURN_IF_ERROR(result.status);
-  return Consume(replies);
+  Recovery recovery(*this, absl::StrFormat("skip of step %d", next_step_));
+  for (;;) {
+    *request.mutable_id() = Id();
+    std::vector<v1::FinishReply> replies;
+    const CallResult result = SkipOnce(request, &replies);
+    if (result.status.ok()) {
+      recovery.Done();
+      return Consume(replies);
+    }
+    MUOND_RETURN_IF_ERROR(recovery.After(result, request.id().generation()));
+    const auto consumed = Consumed(request.step(), result.status);
+    if (!consumed.ok()) return recovery.GiveUp(consumed.status());
+    if (!*consumed) continue;
+    recovery.Done();
+    return *last_outcome_;
+  }
 }
 
 absl::StatusOr<StepOutcome> Session::FinishAndPull(std::span<const SliceSink> sinks,
@@ -191,47 +200,37 @@ absl::StatusOr<StepOutcome> Session::FinishAndPull(std::span<const SliceSink> si
   return outcome;
 }
 
-absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(const StepRequest& step,
-                                                            bool* pulled) {
-  std::vector<v1::FinishReply> replies;
-  const std::int64_t generation = generation_;
-  CallResult result;
-  DrainQueue();
-  queue_->Forget();
-  if (auto direct = StepDirect(step, pulled, &replies)) {
-    result = *std::move(direct);
-  } else {
-    result = BeginOnce(*step.begin);
-    // A step behind begins too: its outcome is there already, nothing may be pushed any more.
-    const bool consumed = result.status.ok() && result.position->next_step() > step_;
-    if (result.status.ok() && !consumed) result = PushOnce(step.gradients);
-    if (result.status.ok()) result = FinishOnce(*step.absent, &replies);
-  }
-  if (result.status.ok()) {
-    MUOND_ASSIGN_OR_RETURN(StepOutcome outcome, Consume(replies));
-    return std::optional<StepOutcome>(std::move(outcome));
-  }
-  if (!MustBeginAnew(result, generation)) return result.status;
-  MUOND_RETURN_IF_ERROR(Rejoin());
-  MUOND_RETURN_IF_ERROR(mixed_);
-  const std::int64_t wanted = step.begin->step;
-  if (last_outcome_.has_value() && last_outcome_->step == wanted) return last_outcome_;
-  if (next_step_ == wanted) return std::optional<StepOutcome>();
+// After a Rejoin in the middle of a step: whether it was consumed meanwhile, else it can be taken
+// again. ABORTED when the run stands elsewhere.
+absl::StatusOr<bool> Session::Consumed(std::int64_t step, const absl::Status& cause) const {
+  if (last_outcome_.has_value() && last_outcome_->step == step) return true;
+  if (next_step_ == step) return false;
   return absl::AbortedError(absl::StrFormat(
       "run \"%s\": step %d: the run stands before step %d of generation %d now; pull version %d "
       "and go on from there (%s)",
-      spec_.name, wanted, next_step_, generation_, next_step_, result.status.message()));
+      spec_.name, step, next_step_, generation_, next_step_, cause.message()));
 }
 
-absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const SliceSource> gradients,
-                                          const std::vector<std::string>& absent) {
-  return StepAndPull(std::move(begin), gradients, {}, absent);
+CallResult Session::TryStep(const StepRequest& step, bool begun, bool* pulled,
+                            std::vector<v1::FinishReply>* replies) {
+  if (!begun) {
+    DrainQueue();
+    queue_->Forget();
+    if (auto direct = StepDirect(step, pulled, replies)) return *std::move(direct);
+    CallResult result = BeginOnce(*step.begin);
+    if (!result.status.ok()) return result;
+    // A step behind begins too: its outcome is there already, nothing may be pushed any more.
+    const bool consumed = result.position->next_step() > step_;
+    if (!consumed) result = PushOnce(step.gradients);
+    if (!result.status.ok()) return result;
+  }
+  return FinishOnce(*step.absent, replies);
 }
 
-absl::StatusOr<StepOutcome> Session::StepAndPull(StepBegin begin,
-                                                 std::span<const SliceSource> gradients,
-                                                 std::span<const SliceSink> sinks,
-                                                 const std::vector<std::string>& absent) {
+absl::StatusOr<StepOutcome> Session::TakeStep(StepBegin begin, bool begun,
+                                              std::span<const SliceSource> gradients,
+                                              std::span<const SliceSink> sinks,
+                                              const std::vector<std::string>& absent) {
   if (begin.step == 0) begin.step = next_step_;
   if (begin.loss_scale == 0) begin.loss_scale = loss_scale_;
   // Before Begin, so that a caller's mistake does not leave a step half announced.
@@ -242,23 +241,45 @@ absl::StatusOr<StepOutcome> Session::StepAndPull(StepBegin begin,
       table_->CheckNames(absl::StrFormat("finish step %d", begin.step), absent));
   MUOND_RETURN_IF_ERROR(table_->Check(sinks, /*master=*/false));
   const StepRequest step{&begin, gradients, &absent, sinks};
-  absl::BitGen random;
-  const absl::Time start = absl::Now();
-  // Where daemons are of different generations they see to that themselves, but it takes a while.
-  const auto raising = [&] {
-    return !one_generation_ && absl::Now() - start < options_.call_timeout;
-  };
-  for (int restarts = 1; restarts <= kRestartsMax || raising(); ++restarts) {
-    bool pulled = false;
-    MUOND_ASSIGN_OR_RETURN(const std::optional<StepOutcome> outcome, TryStep(step, &pulled));
-    if (outcome.has_value()) {
-      if (!sinks.empty() && !pulled) MUOND_RETURN_IF_ERROR(Pull(outcome->version, sinks));
-      return *outcome;
+  Recovery recovery(*this, absl::StrFormat("step %d", begin.step));
+  begun = begun && whole_ && step_ == begin.step;
+  bool pulled = false;
+  for (;; begun = false) {
+    std::vector<v1::FinishReply> replies;
+    const std::int64_t generation = generation_;
+    pulled = false;
+    const CallResult result = TryStep(step, begun, &pulled, &replies);
+    if (result.status.ok()) {
+      MUOND_RETURN_IF_ERROR(Consume(replies).status());
+      break;
     }
-    absl::SleepFor(BackoffDelay(restarts, random));
+    MUOND_RETURN_IF_ERROR(recovery.After(result, generation));
+    const auto consumed = Consumed(begin.step, result.status);
+    if (!consumed.ok()) return recovery.GiveUp(consumed.status());
+    if (*consumed) break;
   }
-  return absl::AbortedError(absl::StrFormat("run \"%s\": step %d: given up after %d restarts",
-                                            spec_.name, begin.step, kRestartsMax));
+  recovery.Done();
+  const StepOutcome outcome = *last_outcome_;
+  if (!sinks.empty() && !pulled) MUOND_RETURN_IF_ERROR(Pull(outcome.version, sinks));
+  return outcome;
+}
+
+absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const SliceSource> gradients,
+                                          const std::vector<std::string>& absent) {
+  return TakeStep(std::move(begin), /*begun=*/false, gradients, {}, absent);
+}
+
+absl::StatusOr<StepOutcome> Session::Complete(StepBegin begin,
+                                              std::span<const SliceSource> gradients,
+                                              const std::vector<std::string>& absent) {
+  return TakeStep(std::move(begin), /*begun=*/true, gradients, {}, absent);
+}
+
+absl::StatusOr<StepOutcome> Session::StepAndPull(StepBegin begin,
+                                                 std::span<const SliceSource> gradients,
+                                                 std::span<const SliceSink> sinks,
+                                                 const std::vector<std::string>& absent) {
+  return TakeStep(std::move(begin), /*begun=*/false, gradients, sinks, absent);
 }
 
 }  // namespace muond::client

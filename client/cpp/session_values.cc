@@ -13,6 +13,7 @@
 #include "client/cpp/pull_stream.h"
 #include "client/cpp/push_queue.h"
 #include "client/cpp/push_stream.h"
+#include "client/cpp/recovery.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
 #include "client/cpp/slice_table.h"
@@ -131,14 +132,32 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
                      [](const v1::InitializeReply& reply) { return reply.complete(); });
 }
 
+CallResult Session::PullOnce(std::int64_t version, std::span<const SliceSink> sinks,
+                             bool master) {
+  const std::string action = absl::StrFormat("pull of version %d", version);
+  return daemons_->ForEach([&](int daemon, Connection&) {
+    return PullParts(daemon, action, version, SinksFor(daemon, sinks), master);
+  });
+}
+
 absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master) {
   MUOND_RETURN_IF_ERROR(table_->Check(sinks, master));
   DrainQueue();
-  const std::string action = absl::StrFormat("pull of version %d", version);
-  const CallResult result = daemons_->ForEach([&](int daemon, Connection&) {
-    return PullParts(daemon, action, version, SinksFor(daemon, sinks), master);
-  });
-  return result.status;
+  Recovery recovery(*this, absl::StrFormat("pull of version %d", version));
+  for (;;) {
+    const std::int64_t generation = generation_;
+    const CallResult result = PullOnce(version, sinks, master);
+    if (result.status.ok()) {
+      recovery.Done();
+      return result.status;
+    }
+    MUOND_RETURN_IF_ERROR(recovery.After(result, generation));
+    if (next_step_ == version) continue;
+    return recovery.GiveUp(absl::AbortedError(absl::StrFormat(
+        "run \"%s\": pull of version %d: the run stands before step %d of generation %d now; "
+        "pull version %d and go on from there (%s)",
+        spec_.name, version, next_step_, generation_, next_step_, result.status.message())));
+  }
 }
 
 }  // namespace muond::client

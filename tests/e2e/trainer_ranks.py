@@ -28,6 +28,7 @@ class Trainer:
         self.pids = pids    # {name: pid} of all, for the proxies
         self.calls = []     # what it told of each, of all its lives
         self.outcomes = {}  # by step
+        self.interruptions = []  # that its session has told of
         self.times = None   # of one that ran free
         self.holds = {}     # phase: step, or None for every step
         self.held = None    # (phase, step) when it waits for a word
@@ -65,6 +66,8 @@ class Trainer:
             self.calls.append(event)
         elif kind == "outcome":
             self.outcomes[event["step"]] = event
+        elif kind == "interruption":
+            self.interruptions.append(event["text"])
         elif kind == "times":
             self.times = event["seconds"]
         elif kind == "done":

@@ -21,6 +21,9 @@ int Trainer::Run() {
     return 2;
   }
   run_ = *std::move(run);
+  options_.session.on_interruption = [this](const client::Interruption& interruption) {
+    Tell({{"event", "interruption"}, {"text", client::Describe(interruption)}});
+  };
   slices_ = MakeSlices(run_, options_.model, options_.rank);
   absl::Status status = Join();
   if (status.ok()) status = Train();
@@ -89,7 +92,10 @@ absl::Status Trainer::TakeStep() {
 
 absl::Status Trainer::StepWhole(const StepBegin& begin) {
   const client::SessionOptions& session = options_.session;
-  return Timed("step", session.call_timeout + session.bulk_timeout + session.step_timeout,
+  // What an interruption may last, and the try that it ends with.
+  return Timed("step",
+               session.recovery_timeout + session.call_timeout + session.bulk_timeout +
+                   session.step_timeout,
                [&]() -> absl::Status {
                  MUOND_ASSIGN_OR_RETURN(const StepOutcome outcome,
                                         session_->Step(begin, Sources(true)));
@@ -124,7 +130,8 @@ absl::Status Trainer::Pull() {
                      .elements = std::ssize(values.back())});
   }
   const std::int64_t version = session_->next_step();
-  MUOND_RETURN_IF_ERROR(Timed("pull", options_.session.bulk_timeout,
+  MUOND_RETURN_IF_ERROR(Timed("pull",
+                              options_.session.recovery_timeout + options_.session.bulk_timeout,
                               [&] { return session_->Pull(version, sinks); }));
   for (std::size_t i = 0; i < slices_.size(); ++i) slices_[i].values = std::move(values[i]);
   version_ = version;

@@ -5,6 +5,7 @@
 //   {"event": "at", "phase": "push", "step": 3}          <- waits for a line
 //   {"event": "call", "call": "push", "step": 3, "code": "OK", "seconds": 0.01, "limit": 30, ...}
 //   {"event": "outcome", "step": 3, "applied": true, ...}
+//   {"event": "interruption", "text": "run \"run\": rank 0: step 3 was interrupted, ..."}
 //
 // Phases: begin, push, finish, pull. After a call that failed the phase is "failed", and the word
 // says what now: "again" (rejoin and go on from where the run stands), "raise" (the generation),
