@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "absl/strings/str_format.h"
 #include "proto/convert.h"
 #include "proto/status.h"
 

@@ -22,7 +22,10 @@ class PairCall final : public grpc::ServerWriteReactor<v1::OpenPairReply> {
       : context_(context), rpc_(rpc), state_(std::make_shared<State>()) {
     state_->call = this;
     const absl::Status opened = Open(request);
-    if (!opened.ok()) return End(opened);
+    if (!opened.ok()) {
+      End(opened);
+      return;
+    }
     StartWrite(&reply_);
   }
 
