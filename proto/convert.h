@@ -15,6 +15,8 @@ v1::Dtype ToProto(Dtype dtype);
 
 absl::StatusOr<ParameterSpec> FromProto(const v1::Parameter& message);
 v1::Parameter ToProto(const ParameterSpec& value);
+absl::StatusOr<GroupSpec> FromProto(const v1::Group& message);
+v1::Group ToProto(const GroupSpec& value);
 
 absl::StatusOr<RunSpec> FromProto(const v1::Run& message);
 v1::Run ToProto(const RunSpec& value);

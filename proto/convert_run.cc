@@ -76,7 +76,9 @@ absl::Status FillGroup(const v1::Group& message, GroupSpec* value) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<GroupSpec> GroupFromProto(const v1::Group& message) {
+}  // namespace
+
+absl::StatusOr<GroupSpec> FromProto(const v1::Group& message) {
   MUOND_RETURN_IF_ERROR(ValidateName("group", message.name()));
   GroupSpec value;
   value.name = message.name();
@@ -93,7 +95,7 @@ absl::StatusOr<GroupSpec> GroupFromProto(const v1::Group& message) {
   return value;
 }
 
-v1::Group GroupToProto(const GroupSpec& value) {
+v1::Group ToProto(const GroupSpec& value) {
   v1::Group message;
   message.set_name(value.name);
   message.set_algorithm(ToProto(value.algorithm));
@@ -111,6 +113,8 @@ v1::Group GroupToProto(const GroupSpec& value) {
   message.set_weight_decay_form(static_cast<v1::Group::WeightDecayForm>(value.weight_decay_form));
   return message;
 }
+
+namespace {
 
 absl::StatusOr<RoutingRule> RuleFromProto(const v1::RoutingRule& message) {
   constexpr std::size_t kPatternBytesMax = 1024;
@@ -200,6 +204,20 @@ v1::Run::Reduction ReductionToProto(Reduction value) {
   return value == Reduction::kMean ? v1::Run::REDUCTION_MEAN : v1::Run::REDUCTION_SUM;
 }
 
+absl::Status FillAdditions(const v1::Run& message, RunSpec* value) {
+  std::int64_t least = 1;
+  for (const std::int64_t first : message.additions()) {
+    if (first < least || first >= message.parameters_size()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "additions: expected ascending numbers from 1 to below the %d parameters, got %d",
+          message.parameters_size(), first));
+    }
+    least = first + 1;
+  }
+  value->additions.assign(message.additions().begin(), message.additions().end());
+  return absl::OkStatus();
+}
+
 absl::Status FillRun(const v1::Run& message, RunSpec* value) {
   if (message.world_size() < 1) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -210,8 +228,9 @@ absl::Status FillRun(const v1::Run& message, RunSpec* value) {
   for (const v1::Parameter& parameter : message.parameters()) {
     MUOND_ASSIGN_OR_RETURN(value->parameters.emplace_back(), FromProto(parameter));
   }
+  MUOND_RETURN_IF_ERROR(FillAdditions(message, value));
   for (const v1::Group& group : message.groups()) {
-    MUOND_ASSIGN_OR_RETURN(value->groups.emplace_back(), GroupFromProto(group));
+    MUOND_ASSIGN_OR_RETURN(value->groups.emplace_back(), FromProto(group));
   }
   for (const v1::RoutingRule& rule : message.rules()) {
     MUOND_ASSIGN_OR_RETURN(value->rules.emplace_back(), RuleFromProto(rule));
@@ -254,7 +273,7 @@ v1::Run ToProto(const RunSpec& value) {
   for (const ParameterSpec& parameter : value.parameters) {
     *message.add_parameters() = ToProto(parameter);
   }
-  for (const GroupSpec& group : value.groups) *message.add_groups() = GroupToProto(group);
+  for (const GroupSpec& group : value.groups) *message.add_groups() = ToProto(group);
   for (const RoutingRule& rule : value.rules) {
     v1::RoutingRule* added = message.add_rules();
     added->set_pattern(rule.pattern);
@@ -266,6 +285,7 @@ v1::Run ToProto(const RunSpec& value) {
   message.set_grad_norm_skip_threshold(value.grad_norm_skip_threshold);
   message.set_reduce_ranks(ReductionToProto(value.reduce_ranks));
   message.set_reduce_micro_batches(ReductionToProto(value.reduce_micro_batches));
+  message.mutable_additions()->Add(value.additions.begin(), value.additions.end());
   return message;
 }
 

@@ -203,6 +203,14 @@ absl::Status ValidateHyperparameters(const std::string& group, const Hyperparame
   return absl::OkStatus();
 }
 
+RunSpec Extended(RunSpec spec, const std::vector<GroupSpec>& groups,
+                 const std::vector<ParameterSpec>& parameters) {
+  spec.additions.push_back(static_cast<std::int64_t>(spec.parameters.size()));
+  spec.groups.insert(spec.groups.end(), groups.begin(), groups.end());
+  spec.parameters.insert(spec.parameters.end(), parameters.begin(), parameters.end());
+  return spec;
+}
+
 absl::Status ValidateName(std::string_view what, const std::string& name) {
   bool good = !name.empty() && name.size() <= 128 && IsAlphanumeric(name[0]);
   for (const char c : name) {

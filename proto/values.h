@@ -197,11 +197,23 @@ struct RunSpec {
   double grad_norm_skip_threshold = 0;  // 0: off
   Reduction reduce_ranks = Reduction::kMean;         // over the ranks of replicated parameters
   Reduction reduce_micro_batches = Reduction::kSum;  // over the micro-batches of one step
+  // The first parameter of each addition to the open run, ascending, none at 0.
+  std::vector<std::int64_t> additions;
   friend bool operator==(const RunSpec&, const RunSpec&) = default;
 };
 
 // The boxes that one rank holds, by parameter name. A parameter may have several.
 using RankSlices = std::map<std::string, std::vector<Box>>;
+
+// What is added to an open run: appended to its groups and parameters, and to what the rank holds.
+struct ParameterAddition {
+  std::vector<GroupSpec> groups;  // new ones
+  std::vector<ParameterSpec> parameters;
+  RankSlices slices;  // of these parameters
+};
+// The run with it, as one more of its additions.
+RunSpec Extended(RunSpec spec, const std::vector<GroupSpec>& groups,
+                 const std::vector<ParameterSpec>& parameters);
 
 // ---- Steps ------------------------------------------------------------------------------------
 

@@ -213,7 +213,9 @@ class Engine {
   absl::Status CopyState(StateCopy& copy) const;
   // Takes over all state, t included, and scans it. `copy` as MakeStateCopy made it, filled.
   absl::Status RestoreState(const StateCopy& copy);
-  int device() const { return device_; }
+  // Its number among the engines of the run on this daemon (Engines).
+  int place() const { return place_; }
+  void set_place(int place) { place_ = place; }
 
   ParameterFacts Facts(int parameter) const;
   StateHealth Health() const;
@@ -250,6 +252,7 @@ class Engine {
   const Routing& routing_;
   const LocalShards shards_;
   const int device_;
+  int place_ = 0;
   const EngineFaults faults_;
   const bool overlap_;
   std::map<std::string, kernels::NewtonSchulzRule> rules_;  // by group

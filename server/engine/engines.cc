@@ -55,8 +55,8 @@ void Merge(const ReducedGradient& part, ReducedGradient& whole) {
 // One parameter's reduction, on all devices that hold any of it.
 struct Engines::Reduction {
   ReduceRequest request;
-  std::vector<int> devices;
-  std::vector<absl::StatusOr<ReducedGradient>> parts;  // by place in `devices`
+  std::vector<Unit*> units;
+  std::vector<absl::StatusOr<ReducedGradient>> parts;  // by place in `units`
   std::atomic<int> open{0};
   std::function<void(ReduceRequest, const absl::StatusOr<ReducedGradient>&)> done;
 
@@ -75,44 +75,67 @@ struct Engines::ReduceBatch {
   std::vector<std::shared_ptr<Reduction>> reductions;
 };
 
-Engines::Engines(std::vector<EngineDevice> devices, LocalShards shards,
+Engines::Engines(std::vector<EngineDevice> devices, EngineFaults faults, bool overlap,
                  std::weak_ptr<const void> owner)
     : devices_(std::move(devices)),
-      shards_(std::move(shards)),
-      owner_(std::move(owner)),
-      batches_(devices_.size()) {}
+      faults_(faults),
+      overlap_(overlap),
+      owner_(std::move(owner)) {}
 
 absl::StatusOr<std::unique_ptr<Engines>> Engines::Create(
     std::vector<EngineDevice> devices, const RunSpec& spec, const Routing& routing,
     const LocalShards& shards, EngineFaults faults, bool overlap,
     std::weak_ptr<const void> owner) {
-  std::unique_ptr<Engines> engines(new Engines(std::move(devices), shards, std::move(owner)));
-  engines->overlap_ = overlap;
-  for (const ParameterSpec& parameter : spec.parameters) {
-    engines->shapes_.push_back(*parameter.shape);
-  }
-  for (int device = 0; device < std::ssize(engines->devices_); ++device) {
-    MUOND_ASSIGN_OR_RETURN(auto engine, Engine::Create(*engines->devices_[device].backend, spec,
-                                                       routing, shards, device, faults, overlap));
-    engines->engines_.push_back(std::move(engine));
-  }
+  std::unique_ptr<Engines> engines(
+      new Engines(std::move(devices), faults, overlap, std::move(owner)));
+  MUOND_ASSIGN_OR_RETURN(auto all, engines->MakeAddition(spec, routing, shards));
+  engines->Add(std::move(all), spec);
   return engines;
+}
+
+absl::StatusOr<std::unique_ptr<Engines::Addition>> Engines::MakeAddition(
+    const RunSpec& spec, const Routing& routing, const LocalShards& shards) const {
+  auto addition = std::make_unique<Addition>(Addition{.shards = shards, .engines = {}});
+  for (int device = 0; device < std::ssize(devices_); ++device) {
+    MUOND_ASSIGN_OR_RETURN(auto engine, Engine::Create(*devices_[device].backend, spec, routing,
+                                                       shards, device, faults_, overlap_));
+    addition->engines.push_back(std::move(engine));
+  }
+  return addition;
+}
+
+void Engines::Add(std::unique_ptr<Addition> addition, const RunSpec& spec) {
+  const int first_unit = static_cast<int>(units_.size());
+  for (std::size_t p = shapes_.size(); p < spec.parameters.size(); ++p) {
+    shapes_.push_back(*spec.parameters[p].shape);
+    shards_.push_back(addition->shards[p]);
+    first_unit_.push_back(first_unit);
+  }
+  for (int device = 0; device < std::ssize(devices_); ++device) {
+    auto unit = std::make_unique<Unit>();
+    unit->engine = std::move(addition->engines[device]);
+    unit->engine->set_place(first_unit + device);
+    unit->executor = devices_[device].executor;
+    unit->device = device;
+    units_.push_back(std::move(unit));
+  }
 }
 
 // ---- Posting ----------------------------------------------------------------------------------
 
-void Engines::Post(int device, std::function<void(Engine&)> job) {
-  devices_[device].executor->Post(
-      [this, device, keep = owner_.lock(), job = std::move(job)] { job(*engines_[device]); });
+void Engines::Post(Unit& unit, std::function<void(Engine&)> job) {
+  unit.executor->Post(
+      [&unit, keep = owner_.lock(), job = std::move(job)] { job(*unit.engine); });
 }
 
-std::vector<int> Engines::All() const {
-  std::vector<int> devices;
-  for (int device = 0; device < std::ssize(devices_); ++device) devices.push_back(device);
-  return devices;
+std::vector<Engines::Unit*> Engines::All() const {
+  std::vector<Unit*> all;
+  for (const auto& unit : units_) all.push_back(unit.get());
+  return all;
 }
 
-std::vector<int> Engines::DevicesOf(int state, const Box& box, const ElementRange& range) const {
+std::vector<Engines::Unit*> Engines::UnitsOf(int state, const Box& box,
+                                             const ElementRange& range) const {
   std::set<int> devices;
   for (const Shard& shard : shards_[state]) {
     const ElementRange here = RangeInShard(box, shapes_[state], shard);
@@ -121,20 +144,22 @@ std::vector<int> Engines::DevicesOf(int state, const Box& box, const ElementRang
     if (meets) devices.insert(shard.owner);
   }
   if (devices.empty()) devices.insert(0);
-  return {devices.begin(), devices.end()};
+  std::vector<Unit*> units;
+  for (const int device : devices) units.push_back(&UnitOf(state, device));
+  return units;
 }
 
 // ---- What is constant -------------------------------------------------------------------------
 
 std::int64_t Engines::state_bytes() const {
   std::int64_t bytes = 0;
-  for (const auto& engine : engines_) bytes += engine->state_bytes();
+  for (const auto& unit : units_) bytes += unit->engine->state_bytes();
   return bytes;
 }
 
 std::int64_t Engines::scratch_bytes() const {
   std::int64_t bytes = 0;
-  for (const auto& engine : engines_) bytes += engine->scratch_bytes();
+  for (const auto& unit : units_) bytes += unit->engine->scratch_bytes();
   return bytes;
 }
 
@@ -145,7 +170,7 @@ std::int64_t Engines::PackedElements(int state) const {
 }
 
 kernels::Backend& Engines::StagingBackend(int state) const {
-  return *devices_[shards_[state].empty() ? 0 : shards_[state][0].owner].backend;
+  return *devices_[FirstDevice(state)].backend;
 }
 
 int Engines::DeviceFor(int state) const {
@@ -161,8 +186,7 @@ int Engines::DeviceFor(int state) const {
 absl::StatusOr<std::shared_ptr<StagingBuffer>> Engines::AllocateStaging(int state,
                                                                         std::int64_t elements,
                                                                         Dtype dtype) const {
-  const int device = shards_[state].empty() ? 0 : shards_[state][0].owner;
-  return engines_[device]->AllocateStaging(elements, dtype);
+  return UnitOf(state, FirstDevice(state)).engine->AllocateStaging(elements, dtype);
 }
 
 // ---- Initial values ---------------------------------------------------------------------------
@@ -170,7 +194,7 @@ absl::StatusOr<std::shared_ptr<StagingBuffer>> Engines::AllocateStaging(int stat
 void Engines::WriteInitial(int state, const Box& box, std::shared_ptr<StagingBuffer> values,
                            Dtype dtype, Done done) {
   PostTo<absl::Status>(
-      DevicesOf(state, box, {0, box.Elements()}),
+      UnitsOf(state, box, {0, box.Elements()}),
       [state, box, values = std::move(values), dtype](Engine& engine) {
         return engine.WriteInitial(state, box, values->data(), dtype);
       },
@@ -197,14 +221,14 @@ void Engines::FinishInitial(std::function<void(const absl::StatusOr<StateHealth>
 // Reductions that come from now on must not run before the job that is posted next.
 void Engines::CloseBatches() {
   std::lock_guard lock(mutex_);
-  for (auto& batch : batches_) batch = nullptr;
+  for (auto& unit : units_) unit->batch = nullptr;
 }
 
 void Engines::SetHyperparameters(const HyperparametersByGroup& muon,
                                  const HyperparametersByGroup& adamw) {
   CloseBatches();
-  for (const int device : All()) {
-    Post(device, [muon, adamw](Engine& engine) { engine.SetHyperparameters(muon, adamw); });
+  for (Unit* unit : All()) {
+    Post(*unit, [muon, adamw](Engine& engine) { engine.SetHyperparameters(muon, adamw); });
   }
 }
 
@@ -215,43 +239,43 @@ void Engines::Reduce(
   std::set<int> owners;
   for (const Shard& shard : shards_[request.state]) owners.insert(shard.owner);
   MUOND_CHECK(!owners.empty(), "a reduction of what this daemon owns nothing of");
-  reduction->devices = {owners.begin(), owners.end()};
+  for (const int device : owners) reduction->units.push_back(&UnitOf(request.state, device));
   reduction->parts.resize(owners.size());
   reduction->open = static_cast<int>(owners.size());
   reduction->request = std::move(request);
   reduction->done = std::move(done);
-  for (const int device : reduction->devices) {
+  for (Unit* unit : reduction->units) {
     std::shared_ptr<ReduceBatch> made;
     {
       std::lock_guard lock(mutex_);
-      std::shared_ptr<ReduceBatch>& batch = batches_[device];
+      std::shared_ptr<ReduceBatch>& batch = unit->batch;
       if (batch == nullptr) batch = made = std::make_shared<ReduceBatch>();
       batch->reductions.push_back(reduction);
     }
-    if (made != nullptr) Post(device, [this, device, made](Engine&) { RunBatch(device, made); });
+    if (made != nullptr) Post(*unit, [this, unit, made](Engine&) { RunBatch(*unit, made); });
   }
 }
 
 // On the device's thread.
-void Engines::RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch) {
+void Engines::RunBatch(Unit& unit, const std::shared_ptr<ReduceBatch>& batch) {
   {
     std::lock_guard lock(mutex_);
-    if (batches_[device] == batch) batches_[device] = nullptr;
+    if (unit.batch == batch) unit.batch = nullptr;
   }
   const auto start = std::chrono::steady_clock::now();
   std::vector<ReduceRequest> requests;
   for (const auto& reduction : batch->reductions) requests.push_back(reduction->request);
-  auto results = engines_[device]->Reduce(requests);
+  auto results = unit.engine->Reduce(requests);
   requests.clear();
   if (results.ok()) {
     results->front().seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    results->front().device = device;
+    results->front().device = unit.device;
   }
   for (std::size_t i = 0; i < batch->reductions.size(); ++i) {
     Reduction& reduction = *batch->reductions[i];
-    const auto place = std::find(reduction.devices.begin(), reduction.devices.end(), device) -
-                       reduction.devices.begin();
+    const auto place = std::find(reduction.units.begin(), reduction.units.end(), &unit) -
+                       reduction.units.begin();
     if (results.ok()) {
       reduction.parts[place] = std::move((*results)[i]);
     } else {
@@ -259,13 +283,13 @@ void Engines::RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch) {
     }
     if (--reduction.open == 0) reduction.Finish();
   }
-  if (overlap_) OrthogonalizeEarly(device);
+  if (overlap_) OrthogonalizeEarly(unit);
 }
 
 // On any thread. One job for a few matrices: what comes in meanwhile goes before the next.
-void Engines::OrthogonalizeEarly(int device) {
-  devices_[device].executor->PostIdle([this, device, keep = owner_.lock()] {
-    if (engines_[device]->OrthogonalizeEarly()) OrthogonalizeEarly(device);
+void Engines::OrthogonalizeEarly(Unit& unit) {
+  unit.executor->PostIdle([this, &unit, keep = owner_.lock()] {
+    if (unit.engine->OrthogonalizeEarly()) OrthogonalizeEarly(unit);
   });
 }
 
@@ -291,7 +315,7 @@ void Engines::Commit(CommitRequest request,
 
 void Engines::Discard() {
   CloseBatches();
-  for (const int device : All()) Post(device, [](Engine& engine) { engine.Discard(); });
+  for (Unit* unit : All()) Post(*unit, [](Engine& engine) { engine.Discard(); });
 }
 
 void Engines::Reset(Done done) {
@@ -306,7 +330,7 @@ void Engines::Reset(Done done) {
 void Engines::Read(int state, const Box& box, const ElementRange& range, Dtype dtype, void* out,
                    std::function<absl::Status()> check, Done done) {
   PostTo<absl::Status>(
-      DevicesOf(state, box, range),
+      UnitsOf(state, box, range),
       [state, box, range, dtype, out, check = std::move(check)](Engine& engine) {
         MUOND_RETURN_IF_ERROR(check());
         return engine.Read(state, box, range.first, range.count, dtype, out);
@@ -349,8 +373,8 @@ void Engines::Facts(std::vector<int> parameters,
       },
       [done = std::move(done)](std::vector<Part> parts) {
         Part whole = std::move(parts[0]);
-        for (std::size_t device = 1; device < parts.size(); ++device) {
-          for (std::size_t i = 0; i < whole.size(); ++i) Merge(parts[device][i], whole[i]);
+        for (std::size_t part = 1; part < parts.size(); ++part) {
+          for (std::size_t i = 0; i < whole.size(); ++i) Merge(parts[part][i], whole[i]);
         }
         done(std::move(whole));
       });

@@ -1,6 +1,7 @@
-// The engines of a run on this daemon, one per device, behind one face: each call is posted to the
-// executors that it concerns and answered when the last of them has done it, with results merged in
-// an order that does not depend on timing.
+// The engines of a run on this daemon, one per device and one more per device for each addition of
+// parameters, behind one face: each call is posted to the executors that it concerns and answered
+// when the last of them has done it, with results merged in an order that does not depend on
+// timing. What is there stays where it is when parameters are added.
 //
 // Thread rule: calls must come one at a time (under the run's mutex), since the order of calls is
 // the order of effects on every device. Callbacks run on an executor's thread, without a lock of
@@ -43,7 +44,20 @@ class Engines {
       const LocalShards& shards, EngineFaults faults, bool overlap,
       std::weak_ptr<const void> owner);
 
-  // -- Constant; any thread.
+  // Engines for parameters that are to be added, with all their memory.
+  struct Addition {
+    LocalShards shards;  // by parameter of the larger run; those that were there have none
+    std::vector<std::unique_ptr<Engine>> engines;  // by device
+  };
+  // Any thread; `shards` are those of the added parameters. Errors as Create. `spec` and `routing`
+  // are of the run with them, and owned by the owner once they are added.
+  absl::StatusOr<std::unique_ptr<Addition>> MakeAddition(const RunSpec& spec,
+                                                         const Routing& routing,
+                                                         const LocalShards& shards) const;
+  void Add(std::unique_ptr<Addition> addition, const RunSpec& spec);
+
+  // -- Constant but for Add.
+  std::size_t count() const { return units_.size(); }
   std::int64_t state_bytes() const;
   std::int64_t scratch_bytes() const;  // may grow with a step
   // The elements of the parameter that this daemon owns, and the backend whose staging memory their
@@ -84,7 +98,7 @@ class Engines {
   void HashShards(std::function<void(absl::StatusOr<std::vector<ShardHashes>>)> done);
   // facts[i] is about parameters[i].
   // -- Checkpoints
-  // Memory for copies of all state here, contents undefined; any thread.
+  // Memory for copies of all state here, contents undefined; useless once parameters are added.
   std::shared_ptr<StateCopies> MakeStateCopies() const;
   void CopyState(std::shared_ptr<StateCopies> copies, Done done);
   // As Engine::RestoreState.
@@ -96,30 +110,42 @@ class Engines {
  private:
   struct Reduction;
   struct ReduceBatch;
+  // An engine and the thread that uses it. Jobs keep its address.
+  struct Unit {
+    std::unique_ptr<Engine> engine;
+    Executor* executor = nullptr;
+    int device = 0;
+    // Reductions whose job still waits, under mutex_. Later ones join it, unless a job that touches
+    // gradients or rules was posted behind it.
+    std::shared_ptr<ReduceBatch> batch;
+  };
 
-  Engines(std::vector<EngineDevice> devices, LocalShards shards, std::weak_ptr<const void> owner);
-  void Post(int device, std::function<void(Engine&)> job);
+  Engines(std::vector<EngineDevice> devices, EngineFaults faults, bool overlap,
+          std::weak_ptr<const void> owner);
+  void Post(Unit& unit, std::function<void(Engine&)> job);
   template <typename Result>
-  void PostTo(const std::vector<int>& devices, std::function<Result(Engine&)> work,
+  void PostTo(const std::vector<Unit*>& units, std::function<Result(Engine&)> work,
               std::function<void(std::vector<Result>)> done);
-  std::vector<int> All() const;
-  // The devices with elements of that range of the box, ascending; never none.
-  std::vector<int> DevicesOf(int state, const Box& box, const ElementRange& range) const;
+  std::vector<Unit*> All() const;
+  // Those with elements of that range of the box, by device; never none.
+  std::vector<Unit*> UnitsOf(int state, const Box& box, const ElementRange& range) const;
+  // The one that holds state of the parameter on that device.
+  Unit& UnitOf(int state, int device) const { return *units_[first_unit_[state] + device]; }
+  int FirstDevice(int state) const { return shards_[state].empty() ? 0 : shards_[state][0].owner; }
   void CloseBatches();
-  void RunBatch(int device, const std::shared_ptr<ReduceBatch>& batch);
-  void OrthogonalizeEarly(int device);
+  void RunBatch(Unit& unit, const std::shared_ptr<ReduceBatch>& batch);
+  void OrthogonalizeEarly(Unit& unit);
 
   const std::vector<EngineDevice> devices_;
-  const LocalShards shards_;
+  const EngineFaults faults_;
+  const bool overlap_;
   const std::weak_ptr<const void> owner_;
-  bool overlap_ = false;
+  LocalShards shards_;
   std::vector<Dims> shapes_;
-  std::vector<std::unique_ptr<Engine>> engines_;  // by device
+  std::vector<std::unique_ptr<Unit>> units_;  // of all devices, then of all for each addition
+  std::vector<int> first_unit_;               // by parameter: that of its device 0
 
-  std::mutex mutex_;  // of batches_
-  // By device: reductions whose job still waits. Later ones join it, unless a job that touches
-  // gradients or rules was posted behind it.
-  std::vector<std::shared_ptr<ReduceBatch>> batches_;
+  std::mutex mutex_;  // of the units' batches
 };
 
 }  // namespace muond

@@ -39,9 +39,9 @@ inline void Merge(const StateHealth& part, StateHealth& whole) {
   whole.nonfinite_weight += part.nonfinite_weight;
 }
 
-// Calls `done` with the results in the order of `devices`, on the thread of the last.
+// Calls `done` with the results in the order of `units`, on the thread of the last.
 template <typename Result>
-void Engines::PostTo(const std::vector<int>& devices, std::function<Result(Engine&)> work,
+void Engines::PostTo(const std::vector<Unit*>& units, std::function<Result(Engine&)> work,
                      std::function<void(std::vector<Result>)> done) {
   struct State {
     std::function<Result(Engine&)> work;
@@ -52,10 +52,10 @@ void Engines::PostTo(const std::vector<int>& devices, std::function<Result(Engin
   auto state = std::make_shared<State>();
   state->work = std::move(work);
   state->done = std::move(done);
-  state->results.resize(devices.size());
-  state->open = static_cast<int>(devices.size());
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    Post(devices[i], [state, i](Engine& engine) {
+  state->results.resize(units.size());
+  state->open = static_cast<int>(units.size());
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    Post(*units[i], [state, i](Engine& engine) {
       state->results[i] = state->work(engine);
       if (--state->open == 0) state->done(std::move(state->results));
     });

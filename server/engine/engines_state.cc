@@ -9,7 +9,7 @@ namespace muond {
 
 std::shared_ptr<StateCopies> Engines::MakeStateCopies() const {
   auto copies = std::make_shared<StateCopies>();
-  for (const auto& engine : engines_) copies->push_back(engine->MakeStateCopy());
+  for (const auto& unit : units_) copies->push_back(unit->engine->MakeStateCopy());
   return copies;
 }
 
@@ -17,7 +17,7 @@ void Engines::CopyState(std::shared_ptr<StateCopies> copies, Done done) {
   PostTo<absl::Status>(
       All(),
       [copies = std::move(copies)](Engine& engine) {
-        StateCopy& copy = (*copies)[engine.device()];
+        StateCopy& copy = (*copies)[engine.place()];
         const auto start = std::chrono::steady_clock::now();
         absl::Status status = engine.CopyState(copy);
         copy.seconds =
@@ -33,7 +33,7 @@ void Engines::RestoreState(std::shared_ptr<const StateCopies> copies,
   PostTo<absl::StatusOr<StateHealth>>(
       All(),
       [copies = std::move(copies)](Engine& engine) -> absl::StatusOr<StateHealth> {
-        MUOND_RETURN_IF_ERROR(engine.RestoreState((*copies)[engine.device()]));
+        MUOND_RETURN_IF_ERROR(engine.RestoreState((*copies)[engine.place()]));
         return engine.Health();
       },
       [done = std::move(done)](std::vector<absl::StatusOr<StateHealth>> parts) {

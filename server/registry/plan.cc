@@ -55,8 +55,15 @@ class Planner {
     draft_.owners.resize(static_cast<std::size_t>(owners));
     ListOwners();
     MUOND_RETURN_IF_ERROR(CountBytes());
-    MUOND_RETURN_IF_ERROR(PlaceMuon());
-    MUOND_RETURN_IF_ERROR(FillAdamW(adamw_, adamw_elements_, draft_));
+    for (const GroupSpec& group : run_.groups) groups_.emplace(group.name, &group);
+    // What was added later finds the rest in its place.
+    int begin = 0;
+    for (const std::int64_t border : run_.additions) {
+      MUOND_RETURN_IF_ERROR(Place(begin, static_cast<int>(border)));
+      begin = static_cast<int>(border);
+    }
+    MUOND_RETURN_IF_ERROR(Place(begin, static_cast<int>(run_.parameters.size())));
+    plan_.floor_flops = Floor();
     MergeShards();
     CountLoads();
     Compare();
@@ -111,30 +118,30 @@ class Planner {
         total));
   }
 
-  absl::Status PlaceMuon() {
-    std::map<std::string, std::int64_t> steps;
-    std::map<std::string, const GroupSpec*> groups;
-    for (const GroupSpec& group : run_.groups) groups.emplace(group.name, &group);
+  // Gives parameters [begin, end) their owners, with what these have taken on before.
+  absl::Status Place(int begin, int end) {
     std::vector<MatrixItem> items;
-    for (int p = 0; p < static_cast<int>(run_.parameters.size()); ++p) {
+    std::vector<int> adamw;
+    std::vector<std::int64_t> adamw_elements;
+    for (int p = begin; p < end; ++p) {
       const RoutedParameter& routed = routing_.parameters[p];
       if (routed.state != p) continue;
       if (routed.elements == 0) {
         draft_.shards.push_back({p, 0, 0, 0});
       } else if (routed.algorithm == Algorithm::kMuon) {
         const std::string& group = run_.parameters[p].group;
-        if (steps.count(group) == 0) {
-          MUOND_ASSIGN_OR_RETURN(steps[group], NewtonSchulzSteps(*groups.at(group)));
+        if (steps_.count(group) == 0) {
+          MUOND_ASSIGN_OR_RETURN(steps_[group], NewtonSchulzSteps(*groups_.at(group)));
         }
-        AppendItems(p, routed.matrices, steps[group], items);
+        AppendItems(p, routed.matrices, steps_[group], items);
       } else {
-        adamw_.push_back(p);
-        adamw_elements_.push_back(routed.elements);
+        adamw.push_back(p);
+        adamw_elements.push_back(routed.elements);
       }
     }
     MUOND_RETURN_IF_ERROR(PlaceMatrices(items, draft_));
-    plan_.floor_flops = FloorOf(items);
-    return absl::OkStatus();
+    for (const MatrixItem& item : items) costs_.push_back(item.flops);
+    return FillAdamW(adamw, adamw_elements, draft_);
   }
 
   void AppendItems(int parameter, const std::vector<MatrixBlock>& matrices, std::int64_t steps,
@@ -174,12 +181,9 @@ class Planner {
     if (flops == largest_matrix_) ++plan_.split.count;
   }
 
-  double FloorOf(const std::vector<MatrixItem>& items) const {
-    std::vector<Flops> costs;
-    costs.reserve(items.size());
-    for (const MatrixItem& item : items) costs.push_back(item.flops);
-    std::sort(costs.begin(), costs.end(), std::greater<>());
-    return static_cast<double>(SingleOwnershipFloor(costs, draft_.count()));
+  double Floor() {
+    std::sort(costs_.begin(), costs_.end(), std::greater<>());
+    return static_cast<double>(SingleOwnershipFloor(costs_, draft_.count()));
   }
 
   // Neighbours with one owner become one shard.
@@ -259,8 +263,9 @@ class Planner {
   const Routing& routing_;
   const PlanOptions& options_;
   Draft draft_;
-  std::vector<int> adamw_;
-  std::vector<std::int64_t> adamw_elements_;
+  std::map<std::string, const GroupSpec*> groups_;
+  std::map<std::string, std::int64_t> steps_;  // of Newton-Schulz, by group
+  std::vector<Flops> costs_;                   // of all that was placed
   Flops largest_matrix_ = 0;
   Plan plan_;
 };

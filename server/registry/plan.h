@@ -9,6 +9,8 @@
 //     so that an owner has few shards. Otherwise the parameter has one owner.
 //   - AdamW parameters then level the bytes that the owners hold and move: small ones whole, large
 //     ones cut on borders of kBlockElements.
+//   - What was added to the open run (RunSpec::additions) is placed after everything before it, by
+//     the same rules: an addition moves nothing, and costs some evenness.
 //
 // Plain values and pure functions: no thread rule.
 #pragma once

@@ -77,6 +77,16 @@ std::string RankObject(const std::string& parameter, std::int64_t rank) {
   return absl::StrFormat("parameter \"%s\": rank %d", parameter, rank);
 }
 
+// What is held of the first `end` parameters.
+std::map<int, std::vector<Box>> Below(const std::map<int, std::vector<Box>>& slices,
+                                      std::size_t end) {
+  std::map<int, std::vector<Box>> below;
+  for (const auto& [parameter, boxes] : slices) {
+    if (static_cast<std::size_t>(parameter) < end) below.emplace(parameter, boxes);
+  }
+  return below;
+}
+
 }  // namespace
 
 absl::StatusOr<Registry> Registry::Create(RunSpec spec, const RegistryLimits& limits,
@@ -148,25 +158,31 @@ int Registry::Find(const std::string& name) const {
 }
 
 absl::StatusOr<Registry::JoinResult> Registry::Join(std::int64_t rank, const std::string& session,
-                                                    const RankSlices& slices) {
+                                                    const RankSlices& slices, std::size_t known) {
   if (rank < 0 || rank >= spec_.world_size) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "rank %d: is not one of the run's trainer ranks 0..%d", rank, spec_.world_size - 1));
   }
   MUOND_ASSIGN_OR_RETURN(SlicesByIndex mine, CheckSlices(rank, slices));
-  if (const auto known = ranks_.find(rank); known != ranks_.end()) {
-    if (known->second.session != session) {
+  if (const auto held = ranks_.find(rank); held != ranks_.end()) {
+    if (held->second.session != session) {
       return absl::AlreadyExistsError(absl::StrFormat(
           "rank %d: is held by another session: two trainers with one rank, or a restarted one "
           "that has to name its former session",
           rank));
     }
-    if (known->second.slices != mine) {
+    if (Below(held->second.slices, known) != mine) {
       return absl::AlreadyExistsError(absl::StrFormat(
           "rank %d: joined before with other slices: the same session must bring the same ones",
           rank));
     }
     return JoinResult{true, missing_ranks()};
+  }
+  if (known < spec_.parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "rank %d: joins with %d of the run's %d parameters: only a rank that was there before the "
+        "others were added may",
+        rank, known, spec_.parameters.size()));
   }
   for (const auto& [parameter, boxes] : mine) {
     MUOND_RETURN_IF_ERROR(CheckAgainstOthers(parameter, rank, boxes));
@@ -296,7 +312,16 @@ absl::Status Registry::CheckComplete(std::int64_t rank, const SlicesByIndex& min
 }
 
 absl::Status Registry::CheckSameSpec(const RunSpec& other) const {
-  const std::string difference = FirstDifference(spec_, other);
+  if (spec_ == other) return absl::OkStatus();
+  RunSpec mine = spec_;
+  mine.additions = other.additions;
+  const auto& borders = spec_.additions;
+  const auto count = static_cast<std::int64_t>(other.parameters.size());
+  if (std::find(borders.begin(), borders.end(), count) != borders.end()) {
+    mine.parameters.resize(other.parameters.size());
+    mine.groups.resize(std::min(mine.groups.size(), other.groups.size()));
+  }
+  const std::string difference = FirstDifference(mine, other);
   if (difference.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "run \"%s\": is open with another specification: %s", spec_.name, difference));

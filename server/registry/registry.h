@@ -59,7 +59,17 @@ class Registry {
   // Index of a parameter by name, -1 when unknown.
   int Find(const std::string& name) const;
 
+  // The run with more parameters, none of its ranks joined yet. Ranks of this one join it with
+  // JoinAdded. Errors as Create, and INVALID_ARGUMENT for a name tied to a parameter that was there
+  // before; FAILED_PRECONDITION when Muon would be inactive in what is added.
+  absl::StatusOr<Registry> WithAdded(const std::vector<GroupSpec>& groups,
+                                     const std::vector<ParameterSpec>& parameters,
+                                     const RegistryLimits& limits,
+                                     const Placement& placement) const;
+
   // A rank joins with what it holds. Identical repeat with the same session: OK, `rejoined` true.
+  // A trainer that has restarted may name only the first `known` parameters, those before an
+  // addition, and their slices.
   // Errors, all leaving the registry as it was:
   //   INVALID_ARGUMENT  rank out of range, a box outside its tensor, slices of one rank overlap,
   //                     slices of a sliced parameter overlap another rank's (interval named), a
@@ -73,10 +83,19 @@ class Registry {
     std::vector<std::int64_t> missing_ranks;
   };
   absl::StatusOr<JoinResult> Join(std::int64_t rank, const std::string& session,
-                                  const RankSlices& slices);
+                                  const RankSlices& slices, std::size_t known = SIZE_MAX);
+  // A rank of `before` joins as it did there, with slices of the added parameters.
+  absl::StatusOr<JoinResult> JoinAdded(const Registry& before, std::int64_t rank,
+                                       const RankSlices& added);
+  // OK iff parameters [first, first + n) are one addition, these, and the rank holds these slices
+  // of them: INVALID_ARGUMENT that names the first difference.
+  absl::Status CheckAdded(std::int64_t rank, std::size_t first,
+                          const std::vector<ParameterSpec>& parameters,
+                          const RankSlices& slices) const;
 
-  // OK iff another rank's (or a restarted one's) spec is the same; else INVALID_ARGUMENT that names
-  // the first field that differs and both values.
+  // OK iff another rank's (or a restarted one's) spec is the same, or this one before one of its
+  // additions; else INVALID_ARGUMENT that names the first field that differs and both values. How
+  // many additions it took to come there is this registry's to know.
   absl::Status CheckSameSpec(const RunSpec& other) const;
 
   // True once every rank of the run has joined.
@@ -95,6 +114,7 @@ class Registry {
     SlicesByIndex slices;
   };
 
+  absl::Status CheckAddition(std::size_t first) const;
   void KeepShards(const Placement& placement);
   void CountBytes();
   absl::StatusOr<SlicesByIndex> CheckSlices(std::int64_t rank, const RankSlices& slices) const;
