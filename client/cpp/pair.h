@@ -31,6 +31,40 @@ struct Library;
 
 namespace muond::client {
 
+// Memory for packs and the warm-up, on the trainer's GPU; only grows.
+class PairPack {
+ public:
+  explicit PairPack(std::shared_ptr<nccl::Device> device) : device_(std::move(device)) {}
+  ~PairPack();
+  PairPack(const PairPack&) = delete;
+  PairPack& operator=(const PairPack&) = delete;
+  absl::StatusOr<std::byte*> Reserve(std::int64_t bytes);
+
+ private:
+  const std::shared_ptr<nccl::Device> device_;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+// Of several exchanges that were posted: how many are still under way, and what went wrong.
+class PairWaiting {
+ public:
+  // One more, before it is posted: hears how it ended.
+  nccl::Done One();
+  // What was not posted does not come.
+  void Never(const absl::Status& why) { End(why); }
+  // False: some are still under way.
+  bool Wait(absl::Time deadline);
+  absl::Status status();
+
+ private:
+  void End(const absl::Status& status);
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int left_ = 0;
+  absl::Status status_;
+};
+
 struct PairRequest {
   v1::RunId id;
   std::int64_t rank = 0;
@@ -59,17 +93,17 @@ class PairLink {
   // The pair is of no use any more.
   void Abandon(const absl::Status& why) { link_->Abort(why); }
 
-  std::int64_t window_bytes() const { return outgoing_[0].bytes(); }
+  std::int64_t window_bytes() const { return outgoing_[0].place.bytes(); }
   std::int64_t windows() const { return std::ssize(outgoing_); }
   std::int64_t pull_bytes() const { return incoming_.bytes(); }
 
-  // Sends parts from the front on that fit into one window, as many as it returns, and names them in
-  // `fill`, each with its sum. Their values must be there (streams waited for), and stay until
-  // AwaitSent.
+  // Sends parts from the front on that fit into the next window, as many as it returns, and names
+  // them in `fill`, each with its sum. Their values must be there (streams waited for), and stay
+  // until AwaitSent; the daemon must have answered the fill before the last `windows`.
   absl::StatusOr<std::size_t> Send(std::span<const SlicePart> parts, absl::Time deadline,
                                    v1::ArenaFill* fill);
-  // Returns when the parts of the last Send have gone: soon after the daemon's answer. Breaks the
-  // pair when they have not by the deadline.
+  // Returns when all that was sent has gone: soon after the daemon's answers. Breaks the pair when
+  // it has not by the deadline.
   absl::Status AwaitSent(absl::Time deadline);
 
   // Where the daemon is to put what is asked for.
@@ -88,20 +122,19 @@ class PairLink {
   absl::Status Sum(std::span<const SlicePart> parts, v1::ArenaFill* fill);
   absl::Status CheckSums(std::span<const SinkPart* const> sinks, const v1::ExchangeReply& reply);
 
-  // Memory for packs and the warm-up, on the trainer's GPU; only grows.
-  class Pack {
-   public:
-    explicit Pack(std::shared_ptr<nccl::Device> device) : device_(std::move(device)) {}
-    ~Pack();
-    absl::StatusOr<std::byte*> Reserve(std::int64_t bytes);
-
-   private:
-    const std::shared_ptr<nccl::Device> device_;
-    std::byte* data_ = nullptr;
-    std::int64_t bytes_ = 0;
+  // A window of the daemon's, and what was sent there last.
+  struct Outgoing {
+    v1::ArenaWindow place;
+    std::int64_t index = 0;  // in the daemon's table
+    std::shared_ptr<PairPack> pack;
+    std::shared_ptr<PairWaiting> sent;  // null: nothing, or it was waited for
   };
-  // Of several exchanges that were posted: how many are still under way, and what went wrong.
-  struct Waiting;
+  absl::StatusOr<std::vector<nccl::Exchange>> MakeSends(const Outgoing& window,
+                                                        std::span<const SlicePart> parts,
+                                                        const v1::ArenaFill& fill) const;
+  absl::Status AwaitSent(Outgoing& window, absl::Time deadline);
+  std::shared_ptr<PairWaiting> PostAll(std::vector<nccl::Exchange> groups,
+                                       std::shared_ptr<const void> keep, absl::Time deadline);
 
   const std::string handle_;
   const std::shared_ptr<nccl::Worker> worker_;
@@ -110,13 +143,11 @@ class PairLink {
   std::thread watch_;
   std::shared_ptr<nccl::Link> link_;
   nccl::Stream stream_ = nullptr;  // of sums and of copies out of the pack
-  std::vector<v1::ArenaWindow> outgoing_;
-  std::vector<std::int64_t> indices_;  // of those in the daemon's table
+  std::vector<Outgoing> outgoing_;
   v1::ArenaWindow incoming_;
   std::int64_t incoming_index_ = 0;
   std::int64_t sequence_ = 0;  // of the last fill
-  std::shared_ptr<Waiting> sent_;
-  std::shared_ptr<Pack> out_pack_, in_pack_;
+  std::shared_ptr<PairPack> in_pack_;
 };
 
 }  // namespace muond::client

@@ -315,6 +315,10 @@ class Session {
   absl::StatusOr<std::shared_ptr<nccl::Worker>> NcclWorker();
   absl::Status AttachPair(int daemon);
   absl::Time NcclDeadline() const { return absl::Now() + options_.nccl_timeout; }
+  // Fills one behind the other, as many under way as the pair has windows; one attempt. `done`: how
+  // many parts the daemon has taken, from the front on.
+  CallResult FillPair(int daemon, std::span<const SlicePart> parts, bool initial, bool* complete,
+                      std::size_t* done);
   // What an attempt has sent is settled: gone, or the pair is given up.
   static absl::Status SettlePair(const ExchangePath& path, const absl::Status& answer);
   absl::StatusOr<std::optional<ExchangePath>> ExchangeWith(int daemon);

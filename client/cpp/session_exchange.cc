@@ -233,6 +233,11 @@ absl::Status Session::PathLost(int daemon) const {
 CallResult Session::FillDirect(int daemon, const std::string& action,
                                std::span<const SlicePart> parts, bool initial,
                                bool* complete) {
+  if ((*daemons_)[daemon].path().pair != nullptr) {
+    std::size_t done = 0;
+    if (FillPair(daemon, parts, initial, complete, &done).status.ok()) return {};
+    parts = parts.subspan(done);  // what is left, with all patience; the same error again, if any
+  }
   while (!parts.empty()) {
     std::size_t taken = 0;
     v1::ExchangeReply reply;

@@ -1,8 +1,14 @@
 // A session's NCCL pairs: where NCCL comes from, how a pair is made, and what becomes of one.
 #include <algorithm>
+#include <deque>
+#include <future>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "client/cpp/call_scope.h"
+#include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/exchange.h"
 #include "client/cpp/pair.h"
@@ -72,6 +78,69 @@ absl::Status Session::AttachPair(int daemon) {
   path.name = "grpc";
   path.reason = std::string(pair.status().message());
   return absl::OkStatus();
+}
+
+CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool initial,
+                             bool* complete, std::size_t* done) {
+  struct Flight {
+    v1::ExchangeRequest request;
+    v1::ExchangeReply reply;
+    std::size_t taken = 0;
+    std::future<CallResult> answer;
+  };
+  auto path = ExchangeWith(daemon);
+  if (!path.ok()) return {path.status(), std::nullopt};
+  if (!path->has_value() || (*path)->pair == nullptr) return {PathLost(daemon), std::nullopt};
+  PairLink& pair = *(*path)->pair;
+  const Attempt attempt{.deadline = absl::Now() + options_.bulk_timeout,
+                        .canceller = canceller_.get(),
+                        .epoch = canceller_->epoch()};
+  std::deque<std::unique_ptr<Flight>> flights;
+  CallResult result;
+  while (!flights.empty() || (result.status.ok() && !parts.empty())) {
+    if (result.status.ok() && !parts.empty() && std::ssize(flights) < pair.windows()) {
+      auto flight = std::make_unique<Flight>();
+      *flight->request.mutable_id() = Id();
+      flight->request.set_rank(rank_);
+      flight->request.set_step(step_);
+      flight->request.set_initial(initial);
+      const auto taken = PutFill(**path, parts, NcclDeadline(), flight->request.mutable_fill());
+      if (!taken.ok()) {
+        result.status = taken.status();
+        continue;
+      }
+      flight->taken = *taken;
+      parts = parts.subspan(*taken);
+      flight->answer = std::async(
+          std::launch::async, [this, daemon, attempt, scope = CallScope::Current(),
+                               call = flight.get()] {
+            const CallScope::Guard guard(scope);
+            return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Exchange,
+                            call->request, &call->reply, attempt);
+          });
+      flights.push_back(std::move(flight));
+      continue;
+    }
+    Flight& oldest = *flights.front();
+    CallResult answer = oldest.answer.get();
+    const v1::ExchangeReply& reply = oldest.reply;
+    const std::int64_t told =
+        initial ? reply.initialize().slices_accepted() + reply.initialize().slices_duplicate()
+                : reply.push().slices_accepted() + reply.push().slices_duplicate();
+    if (answer.status.ok() && told != static_cast<std::int64_t>(oldest.taken)) {
+      answer.status = absl::DataLossError("the daemon took fewer slices than were sent");
+    }
+    if (answer.status.ok() && result.status.ok()) {
+      *done += oldest.taken;
+      if (complete != nullptr) *complete = reply.initialize().complete();
+    } else if (result.status.ok()) {
+      result = std::move(answer);
+    }
+    flights.pop_front();
+  }
+  const absl::Status settled = SettlePair(**path, result.status);
+  if (result.status.ok()) result.status = settled;
+  return result;
 }
 
 absl::Status Session::SettlePair(const ExchangePath& path, const absl::Status& answer) {

@@ -197,6 +197,7 @@ absl::Status CheckConfig(Config& config) {
   MUOND_RETURN_IF_ERROR(CheckAddresses(config));
   MUOND_RETURN_IF_ERROR(
       CheckOneOf(config, "backend", service.backend, {"auto", "cuda", "cpu", "reference"}));
+  MUOND_RETURN_IF_ERROR(CheckOneOf(config, "nccl", service.nccl, {"auto", "off"}));
   MUOND_RETURN_IF_ERROR(
       CheckOneOf(config, "cpu-products", service.cpu_products, {"auto", "f32", "bf16"}));
   MUOND_RETURN_IF_ERROR(

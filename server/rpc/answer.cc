@@ -1,5 +1,9 @@
 #include "server/rpc/answer.h"
 
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+
 #include <map>
 
 #include "absl/strings/str_format.h"

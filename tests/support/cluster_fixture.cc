@@ -9,7 +9,8 @@
 
 namespace muond::cluster {
 
-Cluster::Cluster(int daemons, ServiceOptions options) : options_(std::move(options)) {
+Cluster::Cluster(int daemons, ServiceOptions options, Adjust adjust)
+    : options_(std::move(options)), adjust_(std::move(adjust)) {
   std::string pattern =
       (std::filesystem::temp_directory_path() / "muond-cluster-XXXXXX").string();
   MUOND_CHECK(mkdtemp(pattern.data()) != nullptr, "a directory for the sockets");
@@ -42,6 +43,7 @@ void Cluster::Start(int daemon) {
   if (!options.state_dir.empty()) {
     options.state_dir = absl::StrFormat("%s/state-%d", directory_, daemon);
   }
+  if (adjust_ != nullptr) adjust_(daemon, options);
   services_[daemon] = StartService(options);
 }
 

@@ -7,6 +7,7 @@
 //   cluster.Start(1);     // a daemon that knows nothing
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,8 +19,9 @@ namespace muond::cluster {
 class Cluster {
  public:
   // `options` of every daemon; listen and peers are filled in. With a state_dir (any text) each
-  // daemon has one of its own, which outlives it.
-  explicit Cluster(int daemons, ServiceOptions options = {.threads = 1});
+  // daemon has one of its own, which outlives it. `adjust` changes what is one daemon's alone.
+  using Adjust = std::function<void(int daemon, ServiceOptions&)>;
+  explicit Cluster(int daemons, ServiceOptions options = {.threads = 1}, Adjust adjust = nullptr);
   ~Cluster();
 
   int count() const { return static_cast<int>(services_.size()); }
@@ -34,6 +36,7 @@ class Cluster {
  private:
   std::string directory_;
   ServiceOptions options_;
+  Adjust adjust_;
   std::vector<std::unique_ptr<Service>> services_;
 };
 
