@@ -84,8 +84,8 @@ static muond_source source(const char* name, const float* data, int64_t elements
   return value;
 }
 
-static void pull(muond_session* session, int64_t version, float* w) {
-  muond_error* error = NULL;
+/* Where w goes. */
+static muond_sink sink_of(float* w) {
   muond_sink sink;
   memset(&sink, 0, sizeof sink);
   sink.parameter = "w";
@@ -93,6 +93,12 @@ static void pull(muond_session* session, int64_t version, float* w) {
   sink.data = w;
   sink.elements = 4;
   sink.dtype = MUOND_F32;
+  return sink;
+}
+
+static void pull(muond_session* session, int64_t version, float* w) {
+  muond_error* error = NULL;
+  const muond_sink sink = sink_of(w);
   OK(muond_session_pull(session, version, &sink, 1, 0, &error));
 }
 
@@ -202,6 +208,9 @@ static void reports(muond_session* session) {
   OK(muond_session_describe(session, &json, &error));
   EXPECT(strstr(muond_text_data(json, NULL), "ALGORITHM_MUON") != NULL);
   muond_text_free(json);
+  OK(muond_session_transports(session, &json, &error));
+  EXPECT(strstr(muond_text_data(json, NULL), "reason") != NULL);
+  muond_text_free(json);
   OK(muond_session_status(session, &json, &error));
   EXPECT(strstr(muond_text_data(json, NULL), muond_version()) != NULL);
   muond_text_free(json);
@@ -227,8 +236,11 @@ static void bad_arguments(muond_session* session) {
   muond_error* error = NULL;
   float w[4] = {0};
   muond_source slice = source("w", w, 4);
-  slice.memory = MUOND_CUDA;
+  slice.memory = 7;
   FAILS(muond_session_push(session, &slice, 1, &error), MUOND_UNIMPLEMENTED, "host memory");
+  slice.memory = MUOND_CUDA;
+  slice.device = -1;
+  FAILS(muond_session_push(session, &slice, 1, &error), MUOND_INVALID_ARGUMENT, "device -1");
   slice = source("w", w, 4);
   slice.reserved = 1;
   FAILS(muond_session_push(session, &slice, 1, &error), MUOND_INVALID_ARGUMENT, "reserved");
@@ -256,11 +268,18 @@ static void bad_arguments(muond_session* session) {
 /* One step with gradients that overflow nothing. */
 static void one_step(muond_session* session, double a, double d) {
   muond_error* error = NULL;
+  float stepped[4], pulled[4];
+  const muond_sink sink = sink_of(stepped);
   float w[4], b[2];
   fill(w, b, a, d, 1024);
   muond_source slices[2] = {source("w", w, 4), source("b", b, 2)};
   muond_begin begin = begin_of(0);
-  OK(muond_session_step(session, &begin, slices, 2, NULL, NULL, &error));
+  muond_outcome outcome;
+  memset(&outcome, 0, sizeof outcome);
+  outcome.struct_bytes = sizeof outcome;
+  OK(muond_session_step_and_pull(session, &begin, slices, 2, NULL, &sink, 1, &outcome, &error));
+  pull(session, outcome.version, pulled);
+  EXPECT(memcmp(stepped, pulled, sizeof pulled) == 0);
 }
 
 static int has(muond_text* json, const char* words) {

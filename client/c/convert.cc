@@ -11,16 +11,22 @@ namespace {
 template <typename Slice>
 absl::Status CheckSlice(const char* action, const Slice& slice) {
   const std::string name = Text(slice.parameter, slice.parameter_bytes);
-  if (slice.memory != MUOND_HOST) {
-    return absl::UnimplementedError(
-        absl::StrFormat("parameter \"%s\": %s: memory %d: only host memory (%d) is taken by this "
-                        "version: stage the tensor in host memory",
-                        name, action, slice.memory, static_cast<int>(MUOND_HOST)));
+  if (slice.memory != MUOND_HOST && slice.memory != MUOND_CUDA) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "parameter \"%s\": %s: memory %d: this version knows host memory (%d) and CUDA's (%d)",
+        name, action, slice.memory, static_cast<int>(MUOND_HOST), static_cast<int>(MUOND_CUDA)));
   }
-  if (slice.stream != nullptr || slice.device != 0 || slice.reserved != 0) {
+  const bool host = slice.memory == MUOND_HOST;
+  if (slice.reserved != 0 || (host && (slice.stream != nullptr || slice.device != 0))) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "parameter \"%s\": %s: stream, device and reserved must be zero for host memory", name,
-        action));
+        "parameter \"%s\": %s: %s", name, action,
+        host ? "stream, device and reserved must be zero for host memory"
+             : "reserved must be zero"));
+  }
+  if (!host && slice.device < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("parameter \"%s\": %s: device %d: expected 0 "
+                                                      "or more",
+                                                      name, action, slice.device));
   }
   return absl::OkStatus();
 }
@@ -43,6 +49,9 @@ absl::StatusOr<std::vector<To>> Convert(const char* action, const From* slices, 
                           action, slices[i].dtype));
     }
     converted[i].dtype = *dtype;
+    if (slices[i].memory == MUOND_CUDA) {
+      converted[i].place = {.device = slices[i].device, .stream = slices[i].stream};
+    }
   }
   return converted;
 }

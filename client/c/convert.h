@@ -11,7 +11,7 @@
 
 namespace muond::c {
 
-// INVALID_ARGUMENT, or UNIMPLEMENTED for memory that is not the host's, naming the parameter.
+// INVALID_ARGUMENT, or UNIMPLEMENTED for memory of an unknown kind, naming the parameter.
 absl::StatusOr<std::vector<client::SliceSource>> Sources(const char* action,
                                                          const muond_source* sources, size_t count);
 absl::StatusOr<std::vector<client::SliceSink>> Sinks(const char* action, const muond_sink* sinks,

@@ -61,9 +61,8 @@ enum muond_code {
 
 enum muond_dtype { MUOND_F32 = 1, MUOND_BF16 = 2, MUOND_F16 = 3 };
 
-// Where a buffer lies. Today every buffer must be MUOND_HOST, with `stream` NULL: a tensor on a
-// device is staged by its owner. Others are MUOND_UNIMPLEMENTED, never read as if they were host
-// memory.
+// Where a buffer lies: host memory, or that of a CUDA device, by pointer. Where the path to the
+// daemon takes device memory (muond_session_transports), nothing goes through the host.
 enum muond_memory { MUOND_HOST = 0, MUOND_CUDA = 1 };
 
 // As in the messages.
@@ -149,6 +148,12 @@ typedef struct muond_session_options {
   // named is taken or refused (docs/data-paths.md).
   const char* transport;
   size_t transport_bytes;
+  // Where gradients and parameters lie: enum muond_memory, and of MUOND_CUDA the device, whose
+  // memory a daemon on it then shares. Slices may say otherwise.
+  int32_t memory;
+  int32_t device;          // CUDA's ordinal in this process
+  int32_t gradient_dtype;  // the widest of the gradients, enum muond_dtype; 0: each parameter's own
+  int32_t reserved;
 } muond_session_options;
 
 // Joins a run, or rejoins it under the same session name. `registration` is the JSON of a
@@ -185,6 +190,8 @@ int32_t muond_session_position(muond_session* session, muond_position* position,
 
 // JSON of the RegisterReply: who got which algorithm and why, owners, data path.
 int32_t muond_session_describe(muond_session* session, muond_text** json, muond_error** error);
+// JSON list of the data path to each daemon, and why it is no other: {"daemon", "name", "reason"}.
+int32_t muond_session_transports(muond_session* session, muond_text** json, muond_error** error);
 // JSON of a StatusReply with this run, from the daemon that the session first contacted.
 int32_t muond_session_status(muond_session* session, muond_text** json, muond_error** error);
 // JSON of a DigestReply of this run.
@@ -199,8 +206,8 @@ int32_t muond_session_raise_generation(muond_session* session, const char* reaso
 // ---- Checkpoints --------------------------------------------------------------------------------
 
 // Saves the run on all of its daemons, as it is or after the step in flight, and returns once the
-// checkpoint is durable, within bulk_timeout. *json: a SaveReply, with the checkpoint's name and the
-// step that a run restored from it goes on with. FAILED_PRECONDITION where the daemons have no
+// checkpoint is durable, within bulk_timeout. *json: a SaveReply, with the checkpoint's name and
+// the step that a run restored from it goes on with. FAILED_PRECONDITION where the daemons have no
 // checkpoint directory, or the run has no state yet.
 int32_t muond_session_save(muond_session* session, muond_text** json, muond_error** error);
 // Takes the run back to a checkpoint, "ckpt-1200", or to the newest that can be read where the name
@@ -224,17 +231,18 @@ typedef struct muond_source {
   const char* parameter;
   size_t parameter_bytes;
   const void* data;
-  void* stream;          // reserved
+  void* stream;          // of MUOND_CUDA: what is queued there before the call makes the values
   int64_t elements;
   int64_t slice;         // index of the box in the registration
   int64_t micro_batch;   // 0 where there is one
   int32_t dtype;         // enum muond_dtype
   int32_t memory;        // enum muond_memory
-  int32_t device;        // reserved
+  int32_t device;        // of MUOND_CUDA: the ordinal in this process
   int32_t reserved;
 } muond_source;
 
-// Where one slice goes. `dtype` is the parameter's, or MUOND_F32 where masters are pulled.
+// Where one slice goes. `dtype` is the parameter's, or MUOND_F32 where masters are pulled. Of
+// MUOND_CUDA: the values are there for what is queued on `stream` after the call.
 typedef struct muond_sink {
   const char* parameter;
   size_t parameter_bytes;
@@ -306,6 +314,15 @@ int32_t muond_session_step(muond_session* session, const muond_begin* begin,
                            const muond_source* gradients, size_t count, const muond_names* absent,
                            muond_outcome* outcome, muond_error** error);
 
+// The same, and a pull of the version that it leads to: in one call to the daemon where all of it
+// lies in memory that one daemon reaches. An error may be the pull's: then the step is taken all the
+// same, and muond_session_position tells so (last_step).
+int32_t muond_session_step_and_pull(muond_session* session, const muond_begin* begin,
+                                    const muond_source* gradients, size_t count,
+                                    const muond_names* absent, const muond_sink* sinks,
+                                    size_t sink_count, muond_outcome* outcome,
+                                    muond_error** error);
+
 // The same in pieces. ABORTED: rejoin, then start the step again from begin. A slice that is pushed
 // again must have the same bytes: ALREADY_EXISTS otherwise; raise the generation to start over.
 int32_t muond_session_begin(muond_session* session, const muond_begin* begin, muond_error** error);
@@ -313,6 +330,10 @@ int32_t muond_session_push(muond_session* session, const muond_source* gradients
                            muond_error** error);
 int32_t muond_session_finish(muond_session* session, const muond_names* absent,
                              muond_outcome* outcome, muond_error** error);
+// Likewise with the pull, as muond_session_step_and_pull.
+int32_t muond_session_finish_and_pull(muond_session* session, const muond_names* absent,
+                                      const muond_sink* sinks, size_t sink_count,
+                                      muond_outcome* outcome, muond_error** error);
 // Discards the next step on the trainer's word; all ranks do. `cause`: enum muond_skip_cause.
 int32_t muond_session_skip(muond_session* session, int32_t cause, double loss_scale,
                            muond_outcome* outcome, muond_error** error);

@@ -8,6 +8,7 @@
 #include "client/c/service.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/retry.h"
+#include "google/protobuf/struct.pb.h"
 #include "proto/check.h"
 #include "proto/convert.h"
 
@@ -57,6 +58,16 @@ absl::StatusOr<client::SessionOptions> Options(const muond_session_options& give
   options.bulk_timeout = Seconds(given.bulk_timeout, options.bulk_timeout);
   if (given.chunk_bytes != 0) options.chunk_bytes = given.chunk_bytes;
   if (given.transport_bytes > 0) options.transport = Text(given.transport, given.transport_bytes);
+  if (given.memory == MUOND_CUDA) {
+    options.gpu = given.device;
+  } else if (given.memory != MUOND_HOST) {
+    return absl::UnimplementedError(
+        absl::StrFormat("session options: memory %d: this version does not know it", given.memory));
+  }
+  if (given.gradient_dtype != 0) {
+    MUOND_ASSIGN_OR_RETURN(options.gpu_gradient_dtype,
+                           FromProto(static_cast<v1::Dtype>(given.gradient_dtype)));
+  }
   return options;
 }
 
@@ -142,6 +153,19 @@ int32_t muond_session_position(muond_session* session, muond_position* position,
 
 int32_t muond_session_describe(muond_session* session, muond_text** json, muond_error** error) {
   return WithText(session, json, error, [&] { return ToJson(session->session->registered()); });
+}
+
+int32_t muond_session_transports(muond_session* session, muond_text** json, muond_error** error) {
+  return WithText(session, json, error, [&] {
+    google::protobuf::ListValue list;
+    for (const auto& chosen : session->session->transports()) {
+      auto& fields = *list.add_values()->mutable_struct_value()->mutable_fields();
+      fields["daemon"].set_string_value(chosen.daemon);
+      fields["name"].set_string_value(chosen.name);
+      fields["reason"].set_string_value(chosen.reason);
+    }
+    return ToJson(list);
+  });
 }
 
 int32_t muond_session_status(muond_session* session, muond_text** json, muond_error** error) {

@@ -74,6 +74,22 @@ int32_t muond_session_step(muond_session* session, const muond_begin* begin,
   });
 }
 
+int32_t muond_session_step_and_pull(muond_session* session, const muond_begin* begin,
+                                    const muond_source* gradients, size_t count,
+                                    const muond_names* absent, const muond_sink* sinks,
+                                    size_t sink_count, muond_outcome* outcome,
+                                    muond_error** error) {
+  return WithSession(session, error, [&]() -> absl::Status {
+    MUOND_ASSIGN_OR_RETURN(const auto terms, Begin(*session->session, begin));
+    MUOND_ASSIGN_OR_RETURN(const auto sources, Sources("push", gradients, count));
+    MUOND_ASSIGN_OR_RETURN(const auto names, Names(absent));
+    MUOND_ASSIGN_OR_RETURN(const auto into, Sinks("pull", sinks, sink_count));
+    MUOND_ASSIGN_OR_RETURN(const auto result,
+                           session->session->StepAndPull(terms, sources, into, names));
+    return Give(result, outcome);
+  });
+}
+
 int32_t muond_session_begin(muond_session* session, const muond_begin* begin,
                             muond_error** error) {
   return WithSession(session, error, [&]() -> absl::Status {
@@ -95,6 +111,17 @@ int32_t muond_session_finish(muond_session* session, const muond_names* absent,
   return WithSession(session, error, [&]() -> absl::Status {
     MUOND_ASSIGN_OR_RETURN(const auto names, Names(absent));
     MUOND_ASSIGN_OR_RETURN(const auto result, session->session->Finish(names));
+    return Give(result, outcome);
+  });
+}
+
+int32_t muond_session_finish_and_pull(muond_session* session, const muond_names* absent,
+                                      const muond_sink* sinks, size_t sink_count,
+                                      muond_outcome* outcome, muond_error** error) {
+  return WithSession(session, error, [&]() -> absl::Status {
+    MUOND_ASSIGN_OR_RETURN(const auto names, Names(absent));
+    MUOND_ASSIGN_OR_RETURN(const auto into, Sinks("pull", sinks, sink_count));
+    MUOND_ASSIGN_OR_RETURN(const auto result, session->session->FinishAndPull(into, names));
     return Give(result, outcome);
   });
 }

@@ -7,7 +7,8 @@ usage: PYTHON tests/bench/torch_training.py [--endpoint ADDRESS] [--device cuda]
 PYTHON is one that has torch >= 2.9. Without --endpoint the service lives in this process. Both see
 the same start and the same data for each seed, byte by byte; the text is Python's standard library.
 `step` is all of an iteration, `exposed` what the optimizer's step() takes of it, the device waited
-for at both ends; medians after five warm-up steps. `memory` is torch's peak on its device.
+for at both ends; medians after five warm-up steps. `memory` is torch's peak on its device, `device`
+what everybody has of it at the end, the daemon included.
 """
 
 import argparse
@@ -90,7 +91,13 @@ class Training:
             times.append(end - start)
             exposed.append(end - ready)
         memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        return {"loss": losses, "step_ms": 1e3 * statistics.median(times[WARMUP:]),
+        used = 0
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(self.device)
+            used = total - free
+        return {"device_bytes": used, "loss": losses,
+                "step_ms": 1e3 * statistics.median(times[WARMUP:]),
                 "exposed_ms": 1e3 * statistics.median(exposed[WARMUP:]), "memory_bytes": memory}
 
     def close(self):
@@ -107,10 +114,12 @@ class Training:
 def show(result):
     """The table for people."""
     print(f"\n{result['model']}\n{result['machine']}, torch {result['torch']}, {result['date']}\n")
-    print(f"{'':8}{'seed':>5}{'last loss':>11}{'step ms':>10}{'exposed ms':>12}{'memory MiB':>12}")
+    print(f"{'':8}{'seed':>5}{'last loss':>11}{'step ms':>10}{'exposed ms':>12}{'memory MiB':>12}"
+          f"{'device MiB':>12}")
     for run in result["runs"]:
         print(f"{run['way']:8}{run['seed']:5}{statistics.mean(run['loss'][-10:]):11.4f}"
-              f"{run['step_ms']:10.2f}{run['exposed_ms']:12.2f}{run['memory_bytes'] / 2**20:12.0f}")
+              f"{run['step_ms']:10.2f}{run['exposed_ms']:12.2f}{run['memory_bytes'] / 2**20:12.0f}"
+              f"{run['device_bytes'] / 2**20:12.0f}")
     times = {way: statistics.median(run["exposed_ms"] for run in result["runs"]
                                     if run["way"] == way) for way in ("torch", "muond")}
     print(f"\nexposed time, torch / muond: {times['torch'] / times['muond']:.3f}")

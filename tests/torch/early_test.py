@@ -8,7 +8,8 @@ from harness import TorchTest, batch, loss_of, mlp, train
 import torch
 from torch import nn
 
-from muond.torch.early import RESTARTS_MAX, same_bits
+from muond.torch.early import RESTARTS_MAX
+from muond.torch.staging import differing
 
 
 class Early(TorchTest):
@@ -109,10 +110,10 @@ class Early(TorchTest):
         self.assertEqual(int(opt.state[opt.param_groups[0]["params"][0]]["step"]), 2)
 
     def test_same_bits_means_bits(self):
-        nan = torch.tensor([float("nan"), 1.])
-        self.assertTrue(same_bits(nan, nan.clone()))
-        self.assertFalse(same_bits(torch.tensor([0.]), torch.tensor([-0.])))
-        self.assertTrue(same_bits(torch.tensor(1.), torch.tensor(1.)))
+        nan, zero = torch.tensor([float("nan"), 1.]), torch.tensor([0.])
+        pairs = [("nan", nan, nan.clone()), ("zero", zero, -zero), ("scalar", zero[0], zero[0]),
+                 ("shape", nan, zero), ("dtype", zero, zero.bfloat16())]
+        self.assertEqual(sorted(differing(pairs)), ["dtype", "shape", "zero"])
 
 
 if __name__ == "__main__":

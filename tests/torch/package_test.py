@@ -1,7 +1,9 @@
 """`pip install` from the repository: a wheel that carries the library and works from a fresh
 place."""
 
+import importlib.util
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -30,24 +32,34 @@ class Package(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="muond-wheel-") as folder:
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
             quiet = ["--quiet", "--no-deps", "--no-index"]
-            # A copy: setuptools leaves its own folders beside the sources.
-            subprocess.run(["cp", "-r", str(ROOT / "client" / "python"), f"{folder}/source"],
+            # What pip needs of a clone. A copy: setuptools leaves its own folders beside it.
+            source = f"{folder}/source"
+            os.makedirs(f"{source}/client")
+            subprocess.run(["cp", str(ROOT / "pyproject.toml"), source], check=True)
+            subprocess.run(["cp", "-r", str(ROOT / "client" / "python"), f"{source}/client"],
                            check=True)
-            subprocess.run([*pip, "wheel", *quiet, "--no-build-isolation", "-w", folder,
-                            f"{folder}/source"], check=True, timeout=300)
+            subprocess.run([*pip, "wheel", *quiet, "--no-build-isolation", "-w", folder, source],
+                           check=True, timeout=300)
             wheel, = [name for name in os.listdir(folder) if name.endswith(".whl")]
             self.assertRegex(wheel, r"^muond-[\d.]+-py3-none-linux_x86_64\.whl$")
             names = zipfile.ZipFile(f"{folder}/{wheel}").namelist()
             self.assertIn("muond/libmuond_client.so", names)
             self.assertIn("muond/torch/optimizer.py", names)
-            subprocess.run([*pip, "install", *quiet, "--target", f"{folder}/site",
-                            f"{folder}/{wheel}"], check=True, timeout=300)
+            # A clean environment, but that torch need not be installed once more.
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", f"{folder}/venv"],
+                           check=True, timeout=120)
+            python = f"{folder}/venv/bin/python"
+            subprocess.run([*pip, "--python", python, "install", *quiet, f"{folder}/{wheel}"],
+                           check=True, timeout=300)
+            torch = pathlib.Path(importlib.util.find_spec("torch").origin).parents[1]
+            site, = pathlib.Path(f"{folder}/venv/lib").glob("python3*/site-packages")
+            (site / "torch-from-there.pth").write_text(f"{torch}\n")
             environment = {key: value for key, value in os.environ.items()
                            if not key.startswith("MUOND_")}
             done = subprocess.run(
-                [sys.executable, "-c", f"FOLDER = {folder!r}\n{CODE}"], text=True, check=False,
+                [python, "-c", f"FOLDER = {folder!r}\n{CODE}"], text=True, check=False,
                 capture_output=True, timeout=120, cwd=folder,
-                env={**environment, "PYTHONPATH": f"{folder}/site"})
+                env=environment)
             self.assertEqual((done.returncode, done.stdout.strip()), (0, "works"), done.stderr)
 
 

@@ -35,7 +35,8 @@ class SessionOptions(_Growing):
     _fields_ = [("struct_bytes", _size), ("endpoint", _text), ("endpoint_bytes", _size),
                 ("service", _pointer), ("call_timeout", _f64), ("step_timeout", _f64),
                 ("bulk_timeout", _f64), ("chunk_bytes", _i64), ("transport", _text),
-                ("transport_bytes", _size)]
+                ("transport_bytes", _size), ("memory", _i32), ("device", _i32),
+                ("gradient_dtype", _i32), ("reserved", _i32)]
 
 
 class Position(_Growing):
@@ -97,9 +98,13 @@ _CALLS = {
     "session_reinitialize": [_pointer, _out(Source), _size, _text, _size, _out(_i32)],
     "session_pull": [_pointer, _i64, _out(Sink), _size, _i32],
     "session_step": [_pointer, _out(Begin), _out(Source), _size, _out(Names), _out(Outcome)],
+    "session_step_and_pull": [_pointer, _out(Begin), _out(Source), _size, _out(Names), _out(Sink),
+                              _size, _out(Outcome)],
     "session_begin": [_pointer, _out(Begin)],
     "session_push": [_pointer, _out(Source), _size],
     "session_finish": [_pointer, _out(Names), _out(Outcome)],
+    "session_finish_and_pull": [_pointer, _out(Names), _out(Sink), _size, _out(Outcome)],
+    "session_transports": [_pointer, _out(_pointer)],
     "session_skip": [_pointer, _i32, _f64, _out(Outcome)],
 }
 _OTHERS = {

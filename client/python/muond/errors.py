@@ -87,20 +87,20 @@ class RunStateError(MuondError):
 class NeedsRestore(RunStateError):
     """A daemon lost the run's state: momentum and moments are gone."""
 
-    hint = ("the daemon's log says why no checkpoint was restored; opt.restart_from_parameters() on "
-            "all ranks goes on from the present parameters with fresh momentum")
+    hint = ("the daemon's log says why no checkpoint was restored; opt.restart_from_parameters() "
+            "on all ranks goes on from the present parameters with fresh momentum")
 
 
 class RolledBack(MuondError):
     """A daemon lost its state, and the run went back to a checkpoint: the parameters are those of
     before `step` now, and the steps since have to be taken again."""
 
-    hint = ("go on with the batch of that step: `for step in opt.steps(total, rewind=[...])` does so "
-            "by itself; on_rollback=\"continue\" takes the loss of those steps")
+    hint = ("go on with the batch of that step: `for step in opt.steps(total, rewind=[...])` does "
+            "so by itself; on_rollback=\"continue\" takes the loss of those steps")
 
     def __init__(self, run, stood, step):
-        super().__init__(f'run "{run}": it stood before step {stood}, and stands before step {step} '
-                         "now, restored from a checkpoint")
+        super().__init__(f'run "{run}": it stood before step {stood}, and stands before step '
+                         f"{step} now, restored from a checkpoint")
         self.step = step
 
 

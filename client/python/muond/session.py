@@ -6,9 +6,9 @@
     session.pull(outcome.version, sinks)
 
 A registration is a dictionary as protobuf's JSON of RegisterRequest (proto/muond/v1/). Addresses
-are those of host memory, which the caller keeps alive during the call. Errors: muond.errors.
-Threads: calls on one session wait for each other. A child process that was forked must not use its
-parent's sessions; there, close() and the end of a session do nothing.
+are those of host memory or a CUDA device's, which the caller keeps alive during the call. Errors:
+muond.errors. Threads: calls on one session wait for each other. A child process that was forked must
+not use its parent's sessions; there, close() and the end of a session do nothing.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ import os
 from muond import _library
 
 F32, BF16, F16 = 1, 2, 3
+HOST, CUDA = 0, 1
 OPENING, RUNNING, DRAINING, FAILED, NEEDS_RESTORE = 1, 2, 3, 4, 5
 CAUSES = {0: "", 1: "overflow", 2: "state_overflow", 3: "norm_threshold", 4: "trainer"}
 OVERFLOW, TRAINER = 1, 4
@@ -26,13 +27,17 @@ OVERFLOW, TRAINER = 1, 4
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Elements of a parameter in host memory: box `index` of this rank's registration."""
+    """Elements of a parameter: box `index` of this rank's registration. Of memory CUDA: the
+    device's ordinal, and the stream whose work makes the values, or reads them."""
 
     parameter: str
     address: int
     elements: int
     dtype: int = F32
     index: int = 0
+    memory: int = HOST
+    device: int = 0
+    stream: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +95,8 @@ class Session:
     """One rank's part in one run."""
 
     def __init__(self, registration, *, endpoint=None, service=None, call_timeout=0.0,
-                 step_timeout=0.0, bulk_timeout=0.0, transport="auto"):
+                 step_timeout=0.0, bulk_timeout=0.0, transport="auto", memory=HOST, device=0,
+                 gradient_dtype=0):
         self._library = _library.load()
         self._service = service  # must outlive the session
         handle = ctypes.c_void_p()
@@ -99,7 +105,8 @@ class Session:
         options = _library.SessionOptions(
             endpoint=data, endpoint_bytes=size, service=service.handle if service else None,
             call_timeout=call_timeout, step_timeout=step_timeout, bulk_timeout=bulk_timeout,
-            transport=path, transport_bytes=path_size)
+            transport=path, transport_bytes=path_size, memory=memory, device=device,
+            gradient_dtype=gradient_dtype)
         text, size = _encoded(json.dumps(registration))
         self.handle = None
         _library.call("session_open", ctypes.byref(options), text, size, ctypes.byref(handle),
@@ -148,6 +155,10 @@ class Session:
     def describe(self):
         """RegisterReply: routing with reasons, daemons, data path."""
         return self._json("session_describe")
+
+    def transports(self):
+        """The data path to each daemon: dictionaries of daemon, name, reason."""
+        return self._json("session_transports")
 
     def status(self):
         """StatusReply with this run, of the first contact."""
@@ -201,10 +212,7 @@ class Session:
 
     def pull(self, version, sinks, masters=False):
         """Fills the sinks' memory with parameters of that version, whole or not at all."""
-        array = (_library.Sink * len(sinks))()
-        for element, sink in zip(array, sinks):
-            _fill(element, sink)
-        self._call("session_pull", version, array, len(sinks), masters)
+        self._call("session_pull", version, _sinks(sinks), len(sinks), masters)
 
     def step(self, hyperparameters, gradients, absent=(), loss_scale=0.0):
         """A whole step, the session's next; starts over by itself when the attempt was discarded
@@ -212,6 +220,15 @@ class Session:
         begin, outcome = _begin(hyperparameters, loss_scale), _library.Outcome()
         self._call("session_step", ctypes.byref(begin), _sources(gradients), len(gradients),
                    _names(absent), ctypes.byref(outcome))
+        return _outcome(outcome)
+
+    def step_and_pull(self, hyperparameters, gradients, sinks, absent=(), loss_scale=0.0):
+        """A whole step and a pull of the version that it leads to. An error may be the pull's: the
+        step is taken then, and position().last_step tells so."""
+        begin, outcome = _begin(hyperparameters, loss_scale), _library.Outcome()
+        self._call("session_step_and_pull", ctypes.byref(begin), _sources(gradients),
+                   len(gradients), _names(absent), _sinks(sinks), len(sinks),
+                   ctypes.byref(outcome))
         return _outcome(outcome)
 
     def begin(self, hyperparameters, loss_scale=0.0):
@@ -226,6 +243,13 @@ class Session:
         self._call("session_finish", _names(absent), ctypes.byref(outcome))
         return _outcome(outcome)
 
+    def finish_and_pull(self, sinks, absent=()):
+        """Likewise, with a pull, as step_and_pull."""
+        outcome = _library.Outcome()
+        self._call("session_finish_and_pull", _names(absent), _sinks(sinks), len(sinks),
+                   ctypes.byref(outcome))
+        return _outcome(outcome)
+
     def skip(self, cause, loss_scale):
         """Discards the next step on the trainer's word; all ranks must."""
         outcome = _library.Outcome()
@@ -236,14 +260,19 @@ class Session:
 def _fill(element, part):
     element.parameter, element.parameter_bytes = _encoded(part.parameter)
     element.data, element.elements = part.address, part.elements
-    element.slice, element.dtype = part.index, part.dtype
+    element.slice, element.dtype, element.memory = part.index, part.dtype, part.memory
+    element.device, element.stream = part.device, part.stream
 
 
-def _sources(parts):
-    array = (_library.Source * len(parts))()
+def _sources(parts, kind=_library.Source):
+    array = (kind * len(parts))()
     for element, part in zip(array, parts):
         _fill(element, part)
     return array
+
+
+def _sinks(parts):
+    return _sources(parts, _library.Sink)
 
 
 def _names(names):

@@ -107,7 +107,8 @@ class Binding:
     def __init__(self, groups, options, names, routes, session_name, expected):
         self.rank, self.ranks = layouts.world()
         self.groups = groups
-        self.buffers = staging.HostBuffers()
+        self.buffers = staging.Buffers()
+        self._arrived = None  # (version, what its parameters have come into), after a step
         self.unpulled, self._pulls = None, True  # version that conclude() could not bring, and how
         self.fixed = [fixed_terms(i, group) for i, group in enumerate(groups)]
         self.entries = self._collect(names, routes, options)
@@ -124,12 +125,22 @@ class Binding:
         self.session = sessions.Session(
             self._registration(options), endpoint=endpoint, service=service,
             **{key: options[key] for key in ("call_timeout", "step_timeout", "bulk_timeout",
-                                             "transport")})
+                                             "transport")}, **self._memory())
         self.recovery = Recovery(self.session, self.run, options["recovery_timeout"],
                                  lambda: self.session.initialize(self._values()))
         self.report = self.session.describe()
         self._check_routing()
         self._open(expected, options["on_lost_state"])
+
+    def _memory(self):
+        """Where the session is told that gradients and parameters lie."""
+        device = layouts.local(self.entries[0].parameter).device
+        if device.type != "cuda" or not staging.reachable(layouts.local(self.entries[0].parameter)):
+            return {}
+        wider = any(gradient.dtype == torch.float32 and entry.parameter.dtype != torch.float32
+                    for entry, gradient in self.present())
+        return {"memory": sessions.CUDA, "device": device.index,
+                "gradient_dtype": sessions.F32 if wider else 0}
 
     def _collect(self, names, routes, options):
         """The trainable parameters in group order."""
@@ -249,7 +260,7 @@ class Binding:
                 for entry in self.entries if entry.layout.box and entry.layout.elements]
         self.buffers.settle([layouts.local(entry.parameter) for entry, _ in kept])
         self._kept = kept
-        return [staging.slice_of(entry.name, buffer) for entry, buffer in kept]
+        return staging.slices_of((entry.name, buffer) for entry, buffer in kept)
 
     def restart(self, reason):
         """Takes the parameters' present values over; momentum and moments start anew."""
@@ -290,8 +301,28 @@ class Binding:
         sent = [(entry, self.buffers.outgoing(entry.name, gradient)) for entry, gradient in present
                 if entry.layout.box and entry.layout.elements and entry.layout.sends]
         self.buffers.settle([gradient for _, gradient in present])
-        return ([staging.slice_of(entry.name, buffer) for entry, buffer in sent],
+        return (staging.slices_of((entry.name, buffer) for entry, buffer in sent),
                 self.absent(present), sent)
+
+    def step(self, terms, slices, absent, scale):
+        """A whole step, with its pull: conclude() finds the parameters there."""
+        sinks, waiting = self._sinks()
+        outcome = self.session.step_and_pull(terms, slices, sinks, absent, scale)
+        self._arrived = outcome.version, waiting
+        return outcome
+
+    def finish(self, absent):
+        """Likewise the end of a step that was begun and pushed."""
+        sinks, waiting = self._sinks()
+        outcome = self.session.finish_and_pull(sinks, absent)
+        self._arrived = outcome.version, waiting
+        return outcome
+
+    def _sinks(self):
+        """(slices that this rank pulls, entries with the tensors that these fill)."""
+        waiting = [(entry, self.buffers.incoming(entry.name, layouts.local(entry.parameter)))
+                   for entry in self.entries if entry.layout.box and entry.layout.elements]
+        return staging.slices_of((entry.name, buffer) for entry, buffer in waiting), waiting
 
     def absent(self, present):
         """Names of the parameters that this rank has nothing to say of."""
@@ -321,12 +352,13 @@ class Binding:
                     f'run "{self.run}": another rank could not end step {version - 1}')
             if lowest == highest:
                 break
+            self._arrived = None
             # Another rank was told that the run went back. Where it stands now this one asks.
             version, pull = min(version, self.recovery.follow(lowest)), True
         if pull:
             self._write(waiting)
             self._remember()
-        self.unpulled = None
+        self.unpulled = self._arrived = None
         return version
 
     def resume(self):
@@ -335,10 +367,10 @@ class Binding:
 
     def _fetch(self, version):
         """(version, entries with their values of it), of an earlier one if the run went back."""
+        if self._arrived is not None and self._arrived[0] == version:
+            return self._arrived
         while True:
-            waiting = [(entry, self.buffers.incoming(entry.name, layouts.local(entry.parameter)))
-                       for entry in self.entries if entry.layout.box and entry.layout.elements]
-            sinks = [staging.slice_of(entry.name, buffer) for entry, buffer in waiting]
+            sinks, waiting = self._sinks()
             try:
                 self.recovery.pull(version, lambda: self.session.pull(version, sinks))
                 return version, waiting
@@ -350,7 +382,11 @@ class Binding:
         copies = [entry for entry in self.entries if entry.layout.copies]
         with torch.no_grad():
             for entry, buffer in waiting:
-                layouts.local(entry.parameter).copy_(buffer, non_blocking=True)
+                tensor = layouts.local(entry.parameter)
+                if buffer.data_ptr() == tensor.data_ptr():
+                    torch.autograd.graph.increment_version(tensor)  # it came in place
+                else:
+                    tensor.copy_(buffer, non_blocking=True)
             for entry in copies:
                 layouts.copy_from_primary(entry.layout, layouts.local(entry.parameter))
         self.buffers.settle([layouts.local(entry.parameter) for entry, _ in waiting])

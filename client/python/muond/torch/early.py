@@ -24,14 +24,6 @@ logger = logging.getLogger("muond")
 RESTARTS_MAX = 3
 
 
-def same_bits(one, other):
-    """Whether two tensors in host memory hold the same bytes; NaN equals itself."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*as_bytes)
-
-
 class EarlyPush:
     """Of one optimizer that has joined its run. Hooks come from autograd's threads."""
 
@@ -44,6 +36,7 @@ class EarlyPush:
         self._binding, self._scale = binding, scale
         self._lock = threading.Lock()
         self._queue = queue.Queue()
+        self._streams = {}     # by device: those that the thread pushes from
         self._clear()
         self._hooks = [
             entry.parameter.register_post_accumulate_grad_hook(self._accumulated)
@@ -107,7 +100,9 @@ class EarlyPush:
             return
         if detail is not None:
             detail.synchronize()
-        self._binding.session.push([staging.slice_of(name, what)])
+        if what.device.type == "cuda" and what.device not in self._streams:
+            self._streams[what.device] = torch.cuda.Stream(what.device)
+        self._binding.session.push(staging.slices_of([(name, what)], self._streams))
         self.early += 1
 
     def finish(self, terms, scale, present):
@@ -120,7 +115,8 @@ class EarlyPush:
             return None
         session = self._binding.session
         if error is not None:
-            logger.warning('run "%s": early push: %s', self._binding.run, error)
+            logger.warning('run "%s": early push: %s', self._binding.run,
+                           getattr(error, "message", error))
             return None
         changed = self._changed(pushed, present)
         if changed or begun != (terms, scale):
@@ -131,7 +127,7 @@ class EarlyPush:
         slices, _, kept = self._binding.gradients(rest)
         try:
             session.push(slices)
-            return session.finish(self._binding.absent(present))
+            return self._binding.finish(self._binding.absent(present))
         except recovery.LOST as lost:
             logger.warning('run "%s": %s', self._binding.run, lost.message)
             return None
@@ -140,12 +136,12 @@ class EarlyPush:
 
     def _changed(self, pushed, present):
         """Names whose gradient is not the one that was pushed."""
-        now = {entry.name: gradient for entry, gradient in present}
-        hosts = {name: self._binding.buffers.outgoing(name, now[name])
-                 for name in pushed if name in now}
-        self._binding.buffers.settle([now[name] for name in hosts])
-        return [name for name, copy in pushed.items()
-                if name not in hosts or not same_bits(copy, hosts[name])]
+        now = dict((entry.name, gradient) for entry, gradient in present)
+        buffers = self._binding.buffers
+        there = [(name, copy, buffers.outgoing(name, now[name]))
+                 for name, copy in pushed.items() if name in now]
+        buffers.settle([now[name] for name, _, _ in there])
+        return [name for name in pushed if name not in now] + staging.differing(there)
 
     def _start_over(self, changed):
         self.again += len(changed)

@@ -45,20 +45,19 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
     with `backend` and `threads`; under torch.distributed in rank 0's. `run` (MUOND_RUN): its name,
     by default the program's. `session`: this trainer's identity; that of a former process to go on
     with its run.
-    `loss_scale`: None: the trainer's own affair. "dynamic", a number for a static one, or a
-    dictionary of the contract's LossScale: multiply the loss by `opt.loss_scale`.
+    `loss_scale`: None: the trainer's affair. "dynamic", a number for a static one, or a dictionary
+    of the contract's LossScale: multiply the loss by `opt.loss_scale`.
     `amp_scaling`: "trainer" or "daemon", who unscales and skips under a torch GradScaler (amp.py).
     `gradients`: of plain tensors on several ranks: "reduced", they are the same on all (DDP), or
     "local", and the service averages them.
     `async_push`: push while backward still runs. `max_grad_norm`, `clip_policy`: the service's
-    clipping, off by default. `transport`: the data path, "auto" or one by name.
+    clipping, off by default. `transport`: the data path, by name.
     `recovery_timeout`: how long daemons that went away may take to come back with the run's state;
     `on_rollback`: "raise" RolledBack where that is an older one, or "continue" from it (rewind.py).
     `on_lost_state`: what becomes of a loaded state that the service has not: "raise", "restore" its
     checkpoint, or "fresh". `checkpoint_dir`, `checkpoint_every_steps`: of a `local` service.
 
-    Times in seconds. Errors: muond.errors. After one, step() may be called again: a step is never
-    taken twice.
+    Times in seconds. Errors: muond.errors; step() may be called again then, none is taken twice.
     """
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True,
@@ -185,8 +184,8 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
                     hint="release() or close() that one first")
 
     def _is_idle(self):
-        """A step before the first one that is none: without gradients, or with zero ones, as
-        checkpoint tools do it to fill `state`, lr 0, and DeepSpeed's wrappers as they are made."""
+        """A step before the first one that is none: without gradients, or with zero ones, as tools
+        do it to fill `state`, with lr 0, and DeepSpeed's wrappers as they are made."""
         gradients = [p.grad for group in self.param_groups for p in group["params"]
                      if p.grad is not None]
         if not gradients:
@@ -238,7 +237,7 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
         slices, absent, kept = binding.gradients(present)
         for last in (False, True):
             try:
-                return binding.session.step(terms, slices, absent, scale)
+                return binding.step(terms, slices, absent, scale)
             except errors.SliceConflict:
                 if last:
                     raise
@@ -325,7 +324,7 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
     # ---- what people ask -----------------------------------------------------------------------
 
     def pushing(self):
-        """How gradients are pushed, in words."""
+        """In words."""
         return self._early.words() if self._early is not None else (
             "from backward's hooks, once the run is joined" if self._options["async_push"]
             else "all at step()")
@@ -335,7 +334,7 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
         return report.describe(self, self._binding)
 
     def status(self):
-        """The daemon's StatusReply about this run, as a dictionary."""
+        """The daemon's StatusReply about this run."""
         return self._bound().session.status()
 
     def digest(self):

@@ -1,5 +1,5 @@
-"""What a trainer does when a daemon went away: it waits until all daemons have the run's state again,
-and goes on where that stands.
+"""What a trainer does when a daemon went away: it waits until all daemons have the run's state
+again, and goes on where that stands.
 
 A daemon that was restarted in good order has saved the last step: then the call under way is simply
 repeated. One that died brings an older version back, from its newest checkpoint: RolledBack tells

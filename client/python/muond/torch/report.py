@@ -1,7 +1,7 @@
 """The optimizer in words: who gets which algorithm and why, and by what path."""
 
 from muond.torch import layout as layouts
-from muond.torch import routing
+from muond.torch import routing, staging
 
 
 def _rows(optimizer, binding):
@@ -34,17 +34,15 @@ def _table(header, rows):
 
 def _path(binding):
     """How bytes travel, the detours included."""
-    lines = []
-    reply = binding.report
-    daemons = reply["daemons"] or [binding.endpoint]
-    lines.append(f"daemons      {', '.join(daemons)}")
-    lines.append(f"data path    {reply['transport']} ({reply['transportReason'] or 'only path'})")
-    devices = {layouts.local(entry.parameter).device.type for entry in binding.entries}
-    for device in sorted(devices - {"cpu"}):
-        lines.append(f"staging      {device} tensors go through pinned host memory: this version "
-                     "takes host memory only")
-    if "cpu" in devices:
-        copied = len(binding.buffers.staged) if devices == {"cpu"} else 0
+    lines = [f"data path    {path['name']} to {path['daemon']}: {path['reason'] or 'only path'}"
+             for path in binding.session.transports()]
+    tensors = [layouts.local(entry.parameter) for entry in binding.entries]
+    for device in sorted({tensor.device.type for tensor in tensors
+                          if not staging.reachable(tensor)}):
+        lines.append(f"staging      {device} tensors go through host memory: the interface knows "
+                     "no other way to them")
+    if any(map(staging.reachable, tensors)):
+        copied = len(binding.buffers.staged)
         lines.append("staging      gradients are read in place"
                      + (f", {copied} of them, not contiguous, by a copy" if copied else ""))
     return lines

@@ -67,7 +67,7 @@ class Rewinding:
 
     def _reset_rewinding(self):
         self._history, self._due = None, 0
-        self._taken = collections.deque(maxlen=_TAKEN_MAX)  # (step, its parameters) of those applied
+        self._taken = collections.deque(maxlen=_TAKEN_MAX)  # (step, parameters), of applied ones
 
     @property
     def next_step(self):
@@ -120,9 +120,14 @@ class Rewinding:
         except errors.RolledBack as back:
             version = back.step
         except errors.MuondError as error:
-            if binding.ranks == 1:
+            position = binding.session.position()
+            if position.last_step == step:  # it is taken, and the pull went wrong: once more
+                outcome = self.last_outcome = binding.session.newest_outcome()
+                version = outcome.version
+            elif binding.ranks == 1:
                 raise
-            failure = error
+            else:
+                failure = error
         if outcome is not None and outcome.applied:
             for parameter in parameters:
                 self.state[parameter]["step"] += 1
