@@ -38,12 +38,15 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
 
+    if options.deepspeed and not torch.cuda.is_available():
+        import deepspeed  # the Trainer does this for devices only
+        deepspeed.init_distributed("gloo", verbose=False)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, max_steps=options.steps, per_device_train_batch_size=8,
             logging_steps=options.steps // 2, save_strategy="no", report_to=[],
-            disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=True, use_cpu=not options.deepspeed and not torch.cuda.is_available(),
             bf16=options.deepspeed, deepspeed=ZERO if options.deepspeed else None)
         model = LlamaForCausalLM(LlamaConfig(
             vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
