@@ -16,7 +16,7 @@ import muond.hf
 
 ZERO = {
     "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto", "bf16": {"enabled": True},
+    "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
     "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 2},
 }
 
@@ -47,7 +47,7 @@ def main():
             output_dir=folder, max_steps=options.steps, per_device_train_batch_size=8,
             logging_steps=options.steps // 2, save_strategy="no", report_to=[],
             disable_tqdm=True, use_cpu=not options.deepspeed and not torch.cuda.is_available(),
-            bf16=options.deepspeed, deepspeed=ZERO if options.deepspeed else None)
+            bf16=torch.cuda.is_available(), deepspeed=ZERO if options.deepspeed else None)
         model = LlamaForCausalLM(LlamaConfig(
             vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False))
