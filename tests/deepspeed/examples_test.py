@@ -24,8 +24,7 @@ class Examples(unittest.TestCase):
             [sys.executable, "-B", *launcher, str(ROOT / "client/python/examples" / name),
              *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT / "client/python"), "OMP_NUM_THREADS": "1",
-                 "DS_BUILD_OPS": "0", "ACCELERATE_USE_CPU": "1",
-                 "MASTER_PORT": str(free_port())},
+                 "DS_BUILD_OPS": "0", "MASTER_PORT": str(free_port())},
             capture_output=True, text=True, timeout=400, check=False)
         said = f"{done.stdout}\n{done.stderr[-6000:]}"
         self.assertEqual(done.returncode, 0, said)

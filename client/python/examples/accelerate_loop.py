@@ -7,6 +7,7 @@
 import argparse
 import os
 
+import deepspeed
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
@@ -30,7 +31,9 @@ class Block(nn.Module):
 def accelerator_of(way):
     cpu = not torch.cuda.is_available()
     if way == "deepspeed":
-        return Accelerator(cpu=cpu, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config={
+        if cpu:  # of which Accelerate would make DDP
+            deepspeed.init_distributed("gloo", verbose=False)
+        return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config={
             "train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 1,
             "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 3}}))
     if way == "fsdp2":

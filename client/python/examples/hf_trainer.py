@@ -16,7 +16,7 @@ import muond.hf
 
 ZERO = {
     "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto", "bf16": {"enabled": True},
+    "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
     "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 2},
 }
 
@@ -38,13 +38,16 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
 
+    if options.deepspeed and not torch.cuda.is_available():
+        import deepspeed  # the Trainer does this for devices only
+        deepspeed.init_distributed("gloo", verbose=False)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, max_steps=options.steps, per_device_train_batch_size=8,
             logging_steps=options.steps // 2, save_strategy="no", report_to=[],
-            disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
-            bf16=options.deepspeed, deepspeed=ZERO if options.deepspeed else None)
+            disable_tqdm=True, use_cpu=not options.deepspeed and not torch.cuda.is_available(),
+            bf16=torch.cuda.is_available(), deepspeed=ZERO if options.deepspeed else None)
         model = LlamaForCausalLM(LlamaConfig(
             vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False))

@@ -35,6 +35,10 @@ class MuonCallback(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **_):
         outcome = getattr(amp.unwrapped(self._trainer.optimizer), "last_outcome", None)
-        if logs is not None and outcome is not None:
-            logs.update({f"muond/{name}": getattr(outcome, name) for name in (
-                "applied_steps", "skipped_steps", "newton_schulz_calls")})
+        if outcome is None:
+            return
+        counts = {f"muond/{name}": getattr(outcome, name) for name in (
+            "applied_steps", "skipped_steps", "newton_schulz_calls")}
+        for entry in (logs, *state.log_history[-1:]):  # the same values, the second for its step
+            if entry is not None:
+                entry.update(counts)

@@ -178,8 +178,8 @@ class Tie:
     def _take_over(self, wrapper):
         """From now on the wrapper's steps are ours to announce and to conclude."""
         for part in self._parts:
-            # DeepSpeed takes any optimizer whose class has "muon" in its name for its own, and would
-            # orthogonalize the gradients of parameters with this attribute before we get them.
+            # DeepSpeed takes any optimizer whose class has "muon" in its name for its own, and
+            # would orthogonalize gradients of parameters with this attribute before we get them.
             if "use_muon" in part.parameter.__dict__:
                 del part.parameter.use_muon
         wrapper.unscale_and_clip_grads = lambda *_, **__: None
