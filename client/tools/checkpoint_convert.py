@@ -210,7 +210,7 @@ def to_torch(options):
 
 
 # DeepSpeed pairs its own param_groups with the saved ones, and takes no parameter of a group beyond
-# them: there are enough, and none says anything, so that the hyperparameters of its configuration stay.
+# them: there are enough, and none says anything, so that its configuration's hyperparameters stay.
 DEEPSPEED_GROUPS = 1024
 # Of the layout: what DeepSpeed demands of a version is that it is at least 0.3.17.
 DEEPSPEED_VERSION = "0.16.0"

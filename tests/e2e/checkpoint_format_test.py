@@ -74,9 +74,9 @@ for name, value in first["model"].items():
 assert torch.load(zero / "norm" / "step.pt") == 3
 assert not (zero / "w" / "exp_avg.pt").exists()
 """
-# As DeepSpeed's optimizer takes up a universal checkpoint (ZeROOptimizer and load_hp_checkpoint_state
-# in its repository): the same files, keys and demands, in words of our own. Every parameter is a
-# partition of its flat master weights: here its second half.
+# As DeepSpeed's optimizer takes up a universal checkpoint (ZeROOptimizer and
+# load_hp_checkpoint_state in its repository): the same files, keys and demands, in words of our own.
+# A rank takes a part of each parameter's flat master weights: here the second half.
 DEEPSPEED = """
 import os, re, sys, torch
 tag, reference = sys.argv[1], torch.load(sys.argv[2], weights_only=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""SIGTERM, as systemd and Kubernetes send it: a run that has taken steps since its last checkpoint is
-saved before the daemon ends, and a new process goes on with the very next step."""
+"""SIGTERM, as systemd and Kubernetes send it: a run that has taken steps since its last checkpoint
+is saved before the daemon ends, and a new process goes on with the very next step."""
 
 import concurrent.futures
 import unittest
