@@ -167,8 +167,8 @@ class Session {
   // every other method waits for what is on its way, and Finish returns the first failure.
   absl::StatusOr<std::shared_ptr<PushTicket>> PushAsync(std::span<const SliceSource> gradients);
   absl::StatusOr<StepOutcome> Finish(const std::vector<std::string>& absent = {});
-  // Finish that recovers as Step does: where Begin, a push or Finish was interrupted, the whole step
-  // is taken again from `gradients`, all that were pushed, which must hold the same bytes still.
+  // Finish that recovers as Step does: where Begin, a push or Finish was interrupted, the whole
+  // step is taken again from `gradients`: all that were pushed, with the same bytes still.
   absl::StatusOr<StepOutcome> Complete(StepBegin begin, std::span<const SliceSource> gradients,
                                        const std::vector<std::string>& absent = {});
 

@@ -18,6 +18,7 @@ MODULES = {
     "proto/values.": "values",
     "proto/shard.": "values",
     "proto/check.": "values",
+    "proto/version.": "values",
     "proto/": "proto",
     "muond/v1/": "messages",
     "server/faults/": "faults",
