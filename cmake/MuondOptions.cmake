@@ -4,6 +4,7 @@ set(MUOND_SANITIZE "" CACHE STRING
   "Sanitizers for every target: empty, address (with undefined) or thread")
 set(MUOND_TSAN_LIBRARIES "${CMAKE_SOURCE_DIR}/build/tsan-libraries/lib" CACHE PATH
   "Where tests/tsan/build-libraries put the instrumented libraries (MUOND_SANITIZE=thread)")
+option(MUOND_FUZZ "Instrument everything for libFuzzer and make its programs (clang)" OFF)
 set(MUOND_CUDA "AUTO" CACHE STRING "Build the CUDA code: ON, OFF, or AUTO (on where nvcc is found)")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -57,4 +58,10 @@ elseif(MUOND_SANITIZE STREQUAL "thread")
   add_link_options(-fsanitize=thread -Wl,--disable-new-dtags "-Wl,-rpath,${MUOND_TSAN_LIBRARIES}")
 elseif(MUOND_SANITIZE)
   message(FATAL_ERROR "MUOND_SANITIZE: expected empty, address or thread, got '${MUOND_SANITIZE}'")
+endif()
+if(MUOND_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "MUOND_FUZZ needs clang: use the preset fuzz")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
 endif()

@@ -208,8 +208,8 @@ class Session {
   // Likewise with a Pull, as StepAndPull.
   absl::StatusOr<StepOutcome> FinishAndPull(std::span<const SliceSink> sinks,
                                             const std::vector<std::string>& absent = {});
-  // Finish that recovers as Step does: where Begin, a push or Finish was interrupted, the whole step
-  // is taken again from `gradients`, all that were pushed, which must hold the same bytes still.
+  // Finish that recovers as Step does: where Begin, a push or Finish was interrupted, the whole
+  // step is taken again from `gradients`: all that were pushed, with the same bytes still.
   absl::StatusOr<StepOutcome> Complete(StepBegin begin, std::span<const SliceSource> gradients,
                                        const std::vector<std::string>& absent = {});
 

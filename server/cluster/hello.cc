@@ -1,8 +1,10 @@
 #include "server/cluster/hello.h"
 
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/status.h"
+#include "proto/version.h"
 
 namespace muond {
 
@@ -20,6 +22,11 @@ std::vector<HelloAnswer> AskHello(Peers& peers, const std::string& run,
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     v1::HelloReply reply;
     answer.status = FromGrpc(peers.stub(answer.daemon).Hello(&context, request, &reply));
+    if (answer.status.ok()) {
+      answer.status = CheckVersions(OwnVersion(), reply.version(),
+                                    absl::StrFormat("run \"%s\": daemon \"%s\"", run,
+                                                    peers.daemons()[answer.daemon]));
+    }
     answer.position = {reply.position().generation(), reply.position().next_step(),
                        reply.position().lineage(), reply.position().state()};
   });

@@ -13,7 +13,8 @@ namespace muond {
 
 struct HelloAnswer {
   int daemon = 0;
-  absl::Status status;  // NOT_FOUND: it does not know the run
+  absl::Status status;  // NOT_FOUND: it does not know the run. FAILED_PRECONDITION: one of the
+                        // two is of another version than the other works with, or plans otherwise
   PeerPosition position;
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/version.h"
 
 namespace muond {
 namespace {
@@ -43,6 +44,7 @@ v1::PeerRun Peers::Introduction(const std::string& run, const std::string& plan_
   peer.set_run(run);
   peer.set_daemon(self());
   peer.set_agreement(Agreement(plan_hash));
+  peer.set_version(std::string(OwnVersion()));
   return peer;
 }
 

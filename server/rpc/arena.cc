@@ -6,6 +6,7 @@
 #include "proto/check.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
@@ -64,7 +65,7 @@ absl::Status Open(const RpcContext& context, const Run& run, const v1::OpenArena
 grpc::ServerUnaryReactor* OptimizerService::OpenArena(grpc::CallbackServerContext* context,
                                                       const v1::OpenArenaRequest* request,
                                                       v1::OpenArenaReply* reply) {
-  const auto run = context_.runs->Find(request->id().run());
+  const auto run = FindRun(*context, *context_.runs, request->id().run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   return AnswerNow(context, Open(context_, **run, *request, reply), run->get());
 }
@@ -72,7 +73,7 @@ grpc::ServerUnaryReactor* OptimizerService::OpenArena(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* OptimizerService::CloseArena(grpc::CallbackServerContext* context,
                                                        const v1::CloseArenaRequest* request,
                                                        v1::CloseArenaReply*) {
-  const auto run = context_.runs->Find(request->id().run());
+  const auto run = FindRun(*context, *context_.runs, request->id().run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   if (!request->handle().empty()) {
     context_.arenas->CloseHandle(request->handle(), {(*run)->name(), request->rank()});

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 
@@ -10,9 +11,10 @@ absl::Status NoCheckpoints() {
       "checkpoint: this daemon has no directory for checkpoints: start it with --checkpoint-dir");
 }
 
-absl::StatusOr<std::shared_ptr<Run>> CheckpointService::Find(const std::string& name) const {
+absl::StatusOr<std::shared_ptr<Run>> CheckpointService::Find(
+    const grpc::CallbackServerContext& context, const std::string& name) const {
   if (checkpointer_ == nullptr) return NoCheckpoints();
-  return runs_->Find(name);
+  return FindRun(context, *runs_, name);
 }
 
 absl::StatusOr<std::shared_ptr<Run>> CheckpointPeerService::Find(const v1::PeerRun& peer) const {

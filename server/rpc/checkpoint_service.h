@@ -20,7 +20,8 @@ class CheckpointService final : public v1::Checkpoint::CallbackService {
                                     v1::RestoreReply*) override;
 
  private:
-  absl::StatusOr<std::shared_ptr<Run>> Find(const std::string& name) const;
+  absl::StatusOr<std::shared_ptr<Run>> Find(const grpc::CallbackServerContext& context,
+                                            const std::string& name) const;
   RunTable* const runs_;
   Checkpointer* const checkpointer_;
 };

@@ -1,5 +1,6 @@
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
@@ -7,7 +8,7 @@ namespace muond {
 grpc::ServerUnaryReactor* OptimizerService::Close(grpc::CallbackServerContext* context,
                                                   const v1::CloseRequest* request,
                                                   v1::CloseReply* reply) {
-  const auto run = context_.runs->Find(request->id().run());
+  const auto run = FindRun(*context, *context_.runs, request->id().run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   std::vector<std::int64_t> open_ranks;
   const auto last = (*run)->Leave(request->rank(), request->id().generation(), open_ranks);

@@ -1,6 +1,7 @@
 #include "proto/convert.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 namespace {
@@ -22,7 +23,7 @@ void Fill(const ParameterSnapshot& parameter, const std::string& owner,
 grpc::ServerUnaryReactor* OptimizerService::DescribeParameters(
     grpc::CallbackServerContext* context, const v1::DescribeParametersRequest* request,
     v1::DescribeParametersReply* reply) {
-  const auto run = context_.runs->Find(request->run());
+  const auto run = FindRun(*context, *context_.runs, request->run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   (*run)->Describe({request->names().begin(), request->names().end()},

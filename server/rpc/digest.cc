@@ -1,12 +1,13 @@
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 
 grpc::ServerUnaryReactor* OptimizerService::Digest(grpc::CallbackServerContext* context,
                                                    const v1::DigestRequest* request,
                                                    v1::DigestReply* reply) {
-  const auto run = context_.runs->Find(request->run());
+  const auto run = FindRun(*context, *context_.runs, request->run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   (*run)->Digest(request->per_parameter(),

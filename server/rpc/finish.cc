@@ -8,6 +8,7 @@
 #include "proto/convert.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 namespace {
@@ -92,7 +93,7 @@ absl::Status CheckWait(const std::string& run, std::int64_t wait_ms) {
 grpc::ServerUnaryReactor* OptimizerService::Finish(grpc::CallbackServerContext* context,
                                                    const v1::FinishRequest* request,
                                                    v1::FinishReply* reply) {
-  const auto run = context_.runs->Find(request->id().run());
+  const auto run = FindRun(*context, *context_.runs, request->id().run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   if (absl::Status wait = CheckWait((*run)->name(), request->wait_ms()); !wait.ok()) {
     return AnswerNow(context, wait, run->get());
@@ -111,7 +112,7 @@ grpc::ServerUnaryReactor* OptimizerService::Finish(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* OptimizerService::Skip(grpc::CallbackServerContext* context,
                                                  const v1::SkipRequest* request,
                                                  v1::FinishReply* reply) {
-  const auto run = context_.runs->Find(request->id().run());
+  const auto run = FindRun(*context, *context_.runs, request->id().run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   const auto cause = FromProto(request->cause());
   if (!cause.ok()) return AnswerNow(context, cause.status(), run->get());

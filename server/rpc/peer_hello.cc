@@ -1,3 +1,4 @@
+#include "proto/version.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/peer_service.h"
 
@@ -9,6 +10,7 @@ grpc::ServerUnaryReactor* PeerService::Hello(grpc::CallbackServerContext* contex
   const auto run = Find(request->peer());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   *reply->mutable_position() = ToProto((*run)->Position());
+  reply->set_version(std::string(OwnVersion()));
   return AnswerNow(context, absl::OkStatus(), nullptr);
 }
 

@@ -25,7 +25,8 @@ class PeerService final : public v1::Peer::CallbackService {
                                         v1::StateHashesReply*) override;
 
  private:
-  // The run that a peer speaks of; NOT_FOUND, or FAILED_PRECONDITION when it plans otherwise.
+  // The run that a peer speaks of; NOT_FOUND, or FAILED_PRECONDITION when it plans otherwise or
+  // is of another version than this daemon works with.
   absl::StatusOr<std::shared_ptr<Run>> Find(const v1::PeerRun& peer) const;
 
   RunTable* const runs_;

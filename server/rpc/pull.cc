@@ -45,7 +45,7 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   absl::Status Resolve(const grpc::ByteBuffer& buffer) {
     v1::PullRequest request;
     MUOND_RETURN_IF_ERROR(DecodeRequest(buffer, {}, &request).status());
-    MUOND_ASSIGN_OR_RETURN(plan_, PullPlan::Make(rpc_, request, &run_));
+    MUOND_ASSIGN_OR_RETURN(plan_, PullPlan::Make(rpc_, *context_, request, &run_));
     batch_ = request.batch();
     return absl::OkStatus();
   }

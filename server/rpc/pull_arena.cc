@@ -53,7 +53,7 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
  private:
   absl::Status Take() {
     if (plan_ != nullptr) return Free(request_.window(), request_.sequence());
-    MUOND_ASSIGN_OR_RETURN(plan_, PullPlan::Make(rpc_, request_.pull(), &run_));
+    MUOND_ASSIGN_OR_RETURN(plan_, PullPlan::Make(rpc_, *context_, request_.pull(), &run_));
     MUOND_ASSIGN_OR_RETURN(
         arena_, rpc_.arenas->Find(request_.arena(), {run_->name(), request_.pull().rank()}));
     MUOND_RETURN_IF_ERROR(arena_->BeginPull());

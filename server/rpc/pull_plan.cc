@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 namespace {
@@ -14,9 +15,10 @@ constexpr std::int64_t kDefaultChunkBytes = std::int64_t{1} << 20;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PullPlan>> PullPlan::Make(const RpcContext& rpc,
+                                                         const grpc::CallbackServerContext& call,
                                                          const v1::PullRequest& request,
                                                          std::shared_ptr<Run>* run) {
-  MUOND_ASSIGN_OR_RETURN(*run, rpc.runs->Find(request.id().run()));
+  MUOND_ASSIGN_OR_RETURN(*run, FindRun(call, *rpc.runs, request.id().run()));
   if (request.chunk_bytes() < 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run \"%s\": pull: chunk_bytes: expected 0 or more, got %d",

@@ -26,9 +26,10 @@ struct PullPiece {
 // Not thread-safe. Pieces point into it.
 class PullPlan {
  public:
-  // INVALID_ARGUMENT for what makes no sense, else the errors of Run::CheckPull. `run` is set as
-  // soon as it is known, for answers.
+  // INVALID_ARGUMENT for what makes no sense, else the errors of FindRun and Run::CheckPull. `run`
+  // is set as soon as it is known, for answers.
   static absl::StatusOr<std::unique_ptr<PullPlan>> Make(const RpcContext& rpc,
+                                                        const grpc::CallbackServerContext& call,
                                                         const v1::PullRequest& request,
                                                         std::shared_ptr<Run>* run);
 

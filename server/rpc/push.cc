@@ -5,6 +5,7 @@
 #include "server/rpc/answer.h"
 #include "server/rpc/incoming_slices.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 namespace {
@@ -34,7 +35,7 @@ class PushStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     MUOND_ASSIGN_OR_RETURN(const ChunkMessage message,
                            DecodeRequest(message_, kChunkFields, &head));
     if (run_ == nullptr) {
-      MUOND_ASSIGN_OR_RETURN(run_, rpc_.runs->Find(head.id().run()));
+      MUOND_ASSIGN_OR_RETURN(run_, FindRun(*context_, *rpc_.runs, head.id().run()));
       generation_ = head.id().generation();
       step_ = head.step();
       slices_.Use(run_, head.rank());

@@ -2,13 +2,14 @@
 
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 
 grpc::ServerUnaryReactor* OptimizerService::RaiseGeneration(
     grpc::CallbackServerContext* context, const v1::RaiseGenerationRequest* request,
     v1::RaiseGenerationReply* reply) {
-  const auto run = context_.runs->Find(request->id().run());
+  const auto run = FindRun(*context, *context_.runs, request->id().run());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   constexpr absl::Duration kWaitMax = absl::Seconds(10);

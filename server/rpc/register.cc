@@ -4,8 +4,10 @@
 #include "absl/strings/str_join.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "proto/version.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 #include "server/rpc/transport_choice.h"
 #include "spdlog/spdlog.h"
 
@@ -71,15 +73,25 @@ void LogJoin(const Run& run, const v1::RegisterRequest& request, const v1::Regis
   }
 }
 
-absl::Status Join(const RpcContext& context, const std::string& peer,
+// Before anything else of the request is read: another version may mean something else by it.
+absl::Status CheckClient(const v1::RegisterRequest& request) {
+  absl::Status checked = CheckVersions(
+      OwnVersion(), request.version(),
+      absl::StrFormat("register: rank %d: client \"%s\"", request.rank(), request.client()));
+  if (!checked.ok()) spdlog::warn("{}", std::string(checked.message()));
+  return checked;
+}
+
+absl::Status Join(const RpcContext& context, const grpc::CallbackServerContext& call,
                   const v1::RegisterRequest& request, v1::RegisterReply* reply) {
+  MUOND_RETURN_IF_ERROR(CheckClient(request));
   MUOND_ASSIGN_OR_RETURN(const RunSpec spec, FromProto(request.run()));
   MUOND_ASSIGN_OR_RETURN(const RankSlices slices, SlicesFromProto(request.slices()));
   const std::string session =
       request.session().empty() ? absl::StrFormat("rank-%d", request.rank()) : request.session();
   MUOND_RETURN_IF_ERROR(ValidateName("session", session));
   MUOND_ASSIGN_OR_RETURN(const TransportChoice transport,
-                         ChooseTransport({.peer = peer,
+                         ChooseTransport({.peer = call.peer(),
                                           .boot_id = context.boot_id,
                                           .arena_socket = context.arena_socket,
                                           .why_no_arenas = context.why_no_arenas,
@@ -88,7 +100,7 @@ absl::Status Join(const RpcContext& context, const std::string& peer,
                                           .host_backend = context.backend != "cuda",
                                           .pairs = context.pairs},
                                          request));
-  auto joined = context.runs->Join(spec, request.rank(), session, slices);
+  auto joined = context.runs->Join(spec, request.rank(), session, slices, TenantOf(call));
   if (!joined.ok()) {
     spdlog::warn("register refused: {}", std::string(joined.status().message()));
     return joined.status();
@@ -101,6 +113,7 @@ absl::Status Join(const RpcContext& context, const std::string& peer,
   FillPlan(run, reply);
   reply->set_loss_scale(position.loss_scale);
   reply->set_devices(run.devices());
+  reply->set_version(std::string(OwnVersion()));
   reply->set_max_chunk_bytes(context.max_chunk_bytes);
   context.metrics->OnTransportChoice(transport.path);
   if (transport.fallback) {
@@ -129,13 +142,13 @@ grpc::ServerUnaryReactor* OptimizerService::Register(grpc::CallbackServerContext
                                                      const v1::RegisterRequest* request,
                                                      v1::RegisterReply* reply) {
   if (context_.peers->count() == 1) {
-    return AnswerNow(context, Join(context_, context->peer(), *request, reply), nullptr);
+    return AnswerNow(context, Join(context_, *context, *request, reply), nullptr);
   }
   // Making a run asks the other daemons what they know of it, which may take its time.
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   context_.peer_executor->Post([this, context, reactor, request, reply] {
     reactor->Finish(
-        Answer(context, Join(context_, context->peer(), *request, reply), nullptr));
+        Answer(context, Join(context_, *context, *request, reply), nullptr));
   });
   return reactor;
 }

@@ -3,6 +3,7 @@
 #include "proto/convert.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
+#include "server/rpc/tenant.h"
 
 namespace muond {
 namespace {
@@ -54,11 +55,14 @@ grpc::ServerUnaryReactor* OptimizerService::Status(grpc::CallbackServerContext* 
   reply->set_uptime_seconds(absl::ToDoubleSeconds(absl::Now() - context_.started));
   reply->set_pid(getpid());
   if (!request->run().empty()) {
-    const auto run = context_.runs->Find(request->run());
+    const auto run = FindRun(*context, *context_.runs, request->run());
     if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
     Fill((*run)->Snapshot(), reply->add_runs());
   } else {
-    for (const auto& run : context_.runs->All()) Fill(run->Snapshot(), reply->add_runs());
+    for (const auto& run : context_.runs->All()) {
+      const bool shown = FindRun(*context, *context_.runs, run->name()).ok();
+      if (shown) Fill(run->Snapshot(), reply->add_runs());
+    }
   }
   return AnswerNow(context, absl::OkStatus(), nullptr);
 }

@@ -207,7 +207,8 @@ class Run : public std::enable_shared_from_this<Run> {
   void RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
                   absl::Duration wait, StatusCallback done);
   // Asks the others, which may have had the run for long. Blocks for a second at most.
-  void LearnFromPeers();
+  // FAILED_PRECONDITION when one has another version or plan.
+  absl::Status LearnFromPeers();
   // The run was closed: a run of that name that is made later is another one.
   void ForgetGeneration();
 

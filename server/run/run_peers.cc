@@ -167,20 +167,25 @@ absl::Status Run::NeedsRestore() const {
 }
 
 // This daemon makes the run: the others may have had it for long.
-void Run::LearnFromPeers() {
-  if (context_.peers->count() == 1) return;
+absl::Status Run::LearnFromPeers() {
+  if (context_.peers->count() == 1) return absl::OkStatus();
   std::vector<HelloAnswer> answers =
       AskHello(*context_.peers, name(), PlanName(), kHelloTimeout);
   std::lock_guard lock(mutex_);
   for (const HelloAnswer& answer : answers) {
+    if (absl::IsFailedPrecondition(answer.status)) {
+      spdlog::warn("{}", std::string(answer.status.message()));
+      return answer.status;
+    }
     if (!answer.status.ok()) continue;
     start_.generation = std::max(start_.generation, answer.position.generation);
     start_.next_step = std::max(start_.next_step, answer.position.next_step);
     start_.lineage = std::max(start_.lineage, answer.position.lineage);
   }
-  if (start_.next_step == 0) return;
+  if (start_.next_step == 0) return absl::OkStatus();
   start_.lineage = 0;
   LoseState("this daemon has none of its state");
+  return absl::OkStatus();
 }
 
 }  // namespace muond

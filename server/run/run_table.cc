@@ -23,22 +23,45 @@ absl::StatusOr<std::shared_ptr<Run>> RunTable::FindForJoin(const std::string& na
 
 absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_t rank,
                                                 const std::string& session,
-                                                const RankSlices& slices) {
+                                                const RankSlices& slices,
+                                                const std::string& tenant) {
   std::lock_guard joining(creation_);
+  {
+    std::lock_guard lock(mutex_);
+    MUOND_RETURN_IF_ERROR(CheckTenant(spec.name, tenant));
+  }
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, FindForJoin(spec.name));
   const bool made = run == nullptr;
   if (made) {
     MUOND_ASSIGN_OR_RETURN(run, Run::Create(spec, context_));
-    run->LearnFromPeers();
+    MUOND_RETURN_IF_ERROR(run->LearnFromPeers());
     if (context_.run_made) context_.run_made(*run);
   }
   MUOND_ASSIGN_OR_RETURN(const Run::JoinReply reply, run->Join(spec, rank, session, slices));
+  std::lock_guard lock(mutex_);
   if (made) {
-    std::lock_guard lock(mutex_);
     if (!draining_.ok()) return draining_;
     runs_[spec.name] = run;
   }
+  if (!tenant.empty()) tenants_.try_emplace(spec.name, tenant);
   return Joined{run, reply};
+}
+
+// Whose it is instead is not the caller's business.
+absl::Status RunTable::CheckTenant(const std::string& name, const std::string& tenant) const {
+  const auto found = tenants_.find(name);
+  if (tenant.empty() || found == tenants_.end() || found->second == tenant) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrFormat("run \"%s\": belongs to other trainers than those of \"%s\"", name, tenant));
+}
+
+absl::StatusOr<std::shared_ptr<Run>> RunTable::Find(const std::string& name,
+                                                    const std::string& tenant) const {
+  {
+    std::lock_guard lock(mutex_);
+    MUOND_RETURN_IF_ERROR(CheckTenant(name, tenant));
+  }
+  return Find(name);
 }
 
 absl::StatusOr<std::shared_ptr<Run>> RunTable::Find(const std::string& name) const {
@@ -59,7 +82,10 @@ void RunTable::Remove(const std::shared_ptr<Run>& run) {
   {
     std::lock_guard lock(mutex_);
     const auto found = runs_.find(run->name());
-    if (found != runs_.end() && found->second == run) runs_.erase(found);
+    if (found != runs_.end() && found->second == run) {
+      runs_.erase(found);
+      tenants_.erase(run->name());
+    }
   }
   run->ForgetGeneration();
   run->Stop(absl::AbortedError(absl::StrFormat("run \"%s\": was closed", run->name())));

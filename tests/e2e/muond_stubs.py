@@ -71,6 +71,8 @@ from muond.v1 import checkpoint_pb2 as checkpoint  # noqa: E402,F401
 from muond.v1 import checkpoint_pb2_grpc as checkpoint_grpc  # noqa: E402,F401
 from muond.v1 import optimizer_pb2 as optimizer  # noqa: E402,F401
 from muond.v1 import optimizer_pb2_grpc as optimizer_grpc  # noqa: E402,F401
+from muond.v1 import peer_pb2 as peer  # noqa: E402,F401
+from muond.v1 import peer_pb2_grpc as peer_grpc  # noqa: E402,F401
 from muond.v1 import types_pb2 as types  # noqa: E402,F401
 import health_service_pb2 as health  # noqa: E402,F401
 import health_service_pb2_grpc as health_grpc  # noqa: E402,F401

@@ -11,9 +11,41 @@ import unittest
 import grpc
 
 from muond_process import ROOT, ProcessTest, run_program, wait_until
+from muond_stubs import optimizer, optimizer_grpc, types
 
 HEALTH = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+NO_MESSAGE = b"\xff"  # of any kind: what is admitted is refused for that, and does nothing
+
+
+def documented():
+    """{(method, role)}: who may call what, by the table in docs/security.md."""
+    calls = {method: f"/muond.v1.{service}/{method}" for service, methods in RPCS.items()
+             for method in methods}
+    allowed = set()
+    rows = re.findall(r"(?m)^\| ([^|]+) \| (yes)? ?\| (yes)? ?\| (yes)? ?\|$",
+                      (ROOT / "docs/security.md").read_text())
+    for what, *columns in rows:
+        roles = [role for role, column in zip(("trainer", "daemon", "admin"), columns) if column]
+        services = [service for service in RPCS if f"`{service}`" in what]
+        named = [calls[word] for word in re.findall(r"\w+", what) if word in calls]
+        whole = [f"/muond.v1.{service}/{method}" for service in services
+                 for method in RPCS[service]]
+        allowed |= {(method, role) for method in named + whole for role in roles}
+    return allowed
+
+
+def rpcs():
+    """{service: [methods]} of all of the tree's protocol files."""
+    found = {}
+    for file in sorted((ROOT / "proto/muond/v1").glob("*.proto")):
+        for service, body in re.findall(r"(?ms)^service (\w+) \{(.*?)^\}", file.read_text()):
+            found[service] = re.findall(r"(?m)^  rpc (\w+)\(", body)
+    return found
+
+
+RPCS = rpcs()
 
 
 def make_ca(*arguments):
@@ -92,6 +124,82 @@ class TlsTest(ProcessTest):
         self.assertNotEqual(self.call(daemon, "/muond.v1.Optimizer/Begin", "trainer")[0], denied)
         self.assertNotEqual(self.call(daemon, "/muond.v1.Optimizer/Close", "admin")[0], denied)
         self.assertIn("refused: call", daemon.log())
+
+    def test_every_call_is_open_to_the_documented_roles_and_to_no_other(self):
+        for role in ("trainer", "admin"):
+            self.certificate(role, role)
+        daemon = self.start()
+        allowed = documented()
+        self.assertEqual({method for method, _ in allowed},
+                         {f"/muond.v1.{service}/{method}" for service, methods in RPCS.items()
+                          for method in methods}, "a call without a row in docs/security.md")
+        read = lambda name: (self.ca / name).read_bytes()
+        for role, name in (("trainer", "trainer"), ("daemon", "node"), ("admin", "admin")):
+            credentials = grpc.ssl_channel_credentials(read("ca.crt"), read(f"{name}.key"),
+                                                       read(f"{name}.crt"))
+            with grpc.secure_channel(daemon.tcp, credentials) as channel:
+                for method in sorted({method for method, _ in allowed}):
+                    with self.subTest(method=method, role=role):
+                        with self.assertRaises(grpc.RpcError) as caught:
+                            channel.unary_unary(method)(NO_MESSAGE, timeout=20)
+                        code = caught.exception.code()
+                        self.assertEqual(code != DENIED, (method, role) in allowed, code)
+                        self.assertNotIn(code, (grpc.StatusCode.UNAVAILABLE,
+                                                grpc.StatusCode.DEADLINE_EXCEEDED))
+
+    def stub(self, daemon, name):
+        read = lambda ending: (self.ca / f"{name}.{ending}").read_bytes()
+        channel = grpc.secure_channel(daemon.tcp, grpc.ssl_channel_credentials(
+            (self.ca / "ca.crt").read_bytes(), read("key"), read("crt")))
+        self.addCleanup(channel.close)
+        return optimizer_grpc.OptimizerStub(channel)
+
+    def test_a_run_belongs_to_the_trainers_that_opened_it(self):
+        for name, options in (("one", ("--team", "a")), ("two", ("--team", "a")), ("other", ())):
+            self.certificate("trainer", name, *options)
+        self.certificate("admin", "admin")
+        daemon = self.start()
+        register = lambda rank: optimizer.RegisterRequest(rank=rank, run=types.Run(
+            name="r", world_size=2, groups=[types.Group(name="g")],
+            parameters=[types.Parameter(name="w", shape=types.Shape(dims=[2]), group="g")]))
+        one, two, other = (self.stub(daemon, name) for name in ("one", "two", "other"))
+        run = optimizer.RunId(run="r", generation=one.Register(register(0)).position.generation)
+        streams = lambda request: iter([request])
+        for call in (
+                lambda: other.Register(register(1)),
+                lambda: other.Initialize(streams(optimizer.InitializeRequest(id=run))),
+                lambda: other.Begin(optimizer.BeginRequest(id=run)),
+                lambda: other.Push(streams(optimizer.PushRequest(id=run))),
+                lambda: other.Finish(optimizer.FinishRequest(id=run)),
+                lambda: other.Skip(optimizer.SkipRequest(id=run)),
+                lambda: list(other.Pull(optimizer.PullRequest(id=run))),
+                lambda: other.OpenArena(optimizer.OpenArenaRequest(id=run)),
+                lambda: other.CloseArena(optimizer.CloseArenaRequest(id=run)),
+                lambda: list(other.PullArena(streams(optimizer.PullArenaRequest(
+                    pull=optimizer.PullRequest(id=run))))),
+                lambda: other.Close(optimizer.CloseRequest(id=run)),
+                lambda: other.RaiseGeneration(optimizer.RaiseGenerationRequest(id=run)),
+                lambda: other.Status(optimizer.StatusRequest(run="r")),
+                lambda: other.DescribeParameters(
+                    optimizer.DescribeParametersRequest(run="r")),
+                lambda: other.Digest(optimizer.DigestRequest(run="r"))):
+            with self.assertRaises(grpc.RpcError) as caught:
+                call()
+            self.assertEqual(caught.exception.code(), DENIED)
+            self.assertIn('belongs to other trainers than those of "spiffe://muond.internal/other/'
+                          'muond/role/trainer"', caught.exception.details())
+            self.assertNotIn("/a/muond", caught.exception.details(), "whose it is, is not told")
+        self.assertEqual(list(other.Status(optimizer.StatusRequest()).runs), [])
+        self.assertEqual([run.run for run in one.Status(optimizer.StatusRequest()).runs], ["r"])
+        # Another certificate of the same team, an operator, and whoever may use the socket.
+        self.assertEqual(list(two.Register(register(1)).missing_ranks), [])
+        self.assertEqual(self.muonctl(daemon, "status", **self.files("admin")).returncode, 0)
+        self.assertIn('"r"', run_program("muonctl", "--endpoint", daemon.unix, "-o", "json",
+                                         "status").stdout)
+        for stub in (one, two):
+            stub.Close(optimizer.CloseRequest(id=run, rank=int(stub is two)))
+        # Its name is free again.
+        self.assertEqual(list(other.Register(register(0)).missing_ranks), [1])
 
     def test_flags_do_what_the_environment_does(self):
         self.certificate("trainer", "trainer")

@@ -19,6 +19,7 @@ MODULES = {
     "proto/shard.": "values",
     "proto/check.": "values",
     "proto/long_turns.": "values",
+    "proto/version.": "values",
     "proto/": "proto",
     "muond/v1/": "messages",
     "nccl/": "nccl",

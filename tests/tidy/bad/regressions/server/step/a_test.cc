@@ -1,0 +1,1 @@
+TEST(Step, A1_Works) {}
