@@ -96,7 +96,7 @@ Story Live(Service& service, Cut cut) {
 class Devices : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Counts, Devices, ::testing::Values(1, 2, 3));
 
-TEST_P(Devices, GiveTheBitsOfTheHost) {
+TEST_P(Devices, DeepSpeed8464_GiveTheBitsOfTheHost) {
   for (const Cut cut : {Cut{Cut::kFlat, 3}, Cut{Cut::kCols, 1}}) {
     const auto host = StartOn(0), device = StartOn(GetParam());
     const Story expected = Live(*host, cut), found = Live(*device, cut);

@@ -87,7 +87,7 @@ TEST(Groups, IndependentDecayLeavesTheLearningRateOut) {
   EXPECT_EQ(run.Weights().at("w"), Floats(4, .9f));
 }
 
-TEST(Groups, AZeroGradientOnZeroMomentumOnlyDecays) {
+TEST(Groups, EmergingOptimizersZeroNorm_AZeroGradientOnZeroMomentumOnlyDecays) {
   const auto service = StartService();
   TestRun run(*service, SpecOf({Matrix("w", 2, 2)}), {.initial = {{"w", kOnes}}});
   const StepOutcome outcome = run.Step({{"w", kZeros}});
