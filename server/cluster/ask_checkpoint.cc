@@ -1,5 +1,8 @@
 #include "server/cluster/ask_checkpoint.h"
 
+#include <type_traits>
+#include <utility>
+
 #include "absl/strings/str_format.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/check.h"
@@ -14,47 +17,49 @@ absl::Status Named(const Peers& peers, int daemon, const absl::Status& status) {
                                                      status.message()));
 }
 
+// Asks every daemon but this one, which answers for itself. `Answer`: a reply or why not, or a
+// status where the reply says nothing.
+template <typename Answer, typename Stub, typename Request, typename Reply>
+std::vector<Answer> Ask(Peers& peers,
+                        grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
+                        const Request& request, absl::Time deadline,
+                        const std::function<Answer()>& own) {
+  std::vector<Answer> answers(peers.count());
+  AtOnce(peers.count(), [&](int daemon) {
+    if (daemon == peers.self()) {
+      answers[daemon] = own();
+      return;
+    }
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline));
+    Reply reply;
+    const absl::Status status = Named(
+        peers, daemon,
+        FromGrpc((peers.checkpoint_parts(daemon).*method)(&context, request, &reply)));
+    if constexpr (std::is_same_v<Answer, absl::Status>) {
+      answers[daemon] = status;
+    } else if (status.ok()) {
+      answers[daemon] = std::move(reply);
+    } else {
+      answers[daemon] = status;
+    }
+  });
+  return answers;
+}
+
+using Parts = v1::CheckpointPeer::Stub;
+
 }  // namespace
 
 std::vector<absl::StatusOr<v1::SavePartReply>> AskParts(
     Peers& peers, const v1::SavePartRequest& request, absl::Time deadline,
     const std::function<absl::StatusOr<v1::SavePartReply>()>& own) {
-  std::vector<absl::StatusOr<v1::SavePartReply>> replies(peers.count());
-  AtOnce(peers.count(), [&](int daemon) {
-    if (daemon == peers.self()) {
-      replies[daemon] = own();
-      return;
-    }
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
-    v1::SavePartReply reply;
-    const absl::Status status =
-        FromGrpc(peers.checkpoint_parts(daemon).SavePart(&context, request, &reply));
-    if (status.ok()) {
-      replies[daemon] = std::move(reply);
-    } else {
-      replies[daemon] = Named(peers, daemon, status);
-    }
-  });
-  return replies;
+  return Ask(peers, &Parts::SavePart, request, deadline, own);
 }
 
 std::vector<absl::Status> AskStage(Peers& peers, const v1::StageRequest& request,
                                    absl::Time deadline, const std::function<absl::Status()>& own) {
-  std::vector<absl::Status> statuses(peers.count());
-  AtOnce(peers.count(), [&](int daemon) {
-    if (daemon == peers.self()) {
-      statuses[daemon] = own();
-      return;
-    }
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
-    v1::StageReply reply;
-    statuses[daemon] = Named(
-        peers, daemon,
-        FromGrpc(peers.checkpoint_parts(daemon).Stage(&context, request, &reply)));
-  });
-  return statuses;
+  return Ask(peers, &Parts::Stage, request, deadline, own);
 }
 
 absl::StatusOr<v1::SaveReply> PassOn(Peers& peers, const v1::SaveRequest& request,

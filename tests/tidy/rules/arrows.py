@@ -119,6 +119,7 @@ LIBRARIES = {
     "re2/": {"registry"},
     "xxhash.h": {"registry", "checkpoint",
                  "step", "engine", "transport"},
+    "xxh_x86dispatch.h": {"transport"},
     "isa-l": {"proto"},
     "openssl/": {"proto"},
     "cblas": {"kernels", "client-bench", "client-examples"},
