@@ -12,7 +12,8 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def _free_port():
+def free_port():
+    """One that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -21,8 +22,9 @@ def _free_port():
 def run(program, *arguments, ranks=2, timeout=240, environment=None, check=True):
     """[report of rank 0, report of rank 1, ...]; the texts of the failed ranks where it failed."""
     with tempfile.TemporaryDirectory(prefix="muond-deepspeed-") as folder:
-        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
-                  "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks),
+        common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                  "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+                  "LOCAL_SIZE": str(ranks),
                   "MUOND_REPORT": f"{folder}/report", "OMP_NUM_THREADS": "1", "DS_BUILD_OPS": "0",
                   "MUOND_SCRATCH": folder, **(environment or {})}
         texts = [open(f"{folder}/{rank}.txt", "w+", encoding="utf-8") for rank in range(ranks)]

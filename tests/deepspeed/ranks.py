@@ -28,13 +28,14 @@ _count = iter(range(10 ** 6))
 def start():
     """Joins the other ranks; (rank, device)."""
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(rank)
-    deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=False)
+    rank, devices = int(os.environ["RANK"]), torch.cuda.device_count()
+    if devices:  # NCCL wants a device for each rank; gloo takes what there is
+        os.environ["LOCAL_RANK"] = str(rank % devices)
+        torch.cuda.set_device(rank % devices)
+    enough = devices >= int(os.environ["WORLD_SIZE"])
+    deepspeed.init_distributed("nccl" if enough else "gloo", verbose=False)
     deepspeed.utils.logger.setLevel("ERROR")
-    return rank, torch.device("cuda", rank) if cuda else torch.device("cpu")
+    return rank, torch.device("cuda", rank % devices) if devices else torch.device("cpu")
 
 
 def llama(layers=2, hidden=32):
@@ -106,7 +107,7 @@ def take(engine, optimizer, loss_of, steps, accumulate=1, first=0):
             loss = loss_of(engine, step, micro)
             engine.backward(loss)
             engine.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         outcomes.append(optimizer.last_outcome)
     return losses, outcomes
 
@@ -150,6 +151,9 @@ def main(scenarios):
         begun = time.monotonic()
         report[name] = scenarios[name](rank, device)
         report[name]["seconds"] = round(time.monotonic() - begun, 2)
+        if rank == 0:  # what a failure after it leaves to see
+            print("done", name, json.dumps({key: value for key, value in report[name].items()
+                                            if key != "describe"}), flush=True)
     path = os.environ.get("MUOND_REPORT")
     if path:
         with open(f"{path}.{rank}", "w", encoding="utf-8") as out:

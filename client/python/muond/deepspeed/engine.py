@@ -3,18 +3,21 @@
 DeepSpeed's wrapper decides about overflow, then calls the optimizer's step() once for each of its
 flat tensors. The service needs all gradients of a step at once, and has all new values before the
 first flat tensor is copied to the model. So the first of these calls takes the whole step, with the
-gradients of all flat tensors, and the others find it done. Unscaling and clipping are the service's:
-the wrapper's would change one flat tensor at a time.
+gradients of all flat tensors, and the others find it done. Unscaling and clipping are the
+service's: the wrapper's would change one flat tensor at a time.
 """
 
 import functools
 import logging
 import math
+import re
+import secrets
 
 import torch
 
 from muond import errors
 from muond.deepspeed import wrappers
+from muond.torch import layout as layouts
 from muond.torch import routing
 
 logger = logging.getLogger("muond")
@@ -97,6 +100,10 @@ class Tie:
         self._names, self._routes = self._resolve()
         self._views = [self._view(part) for part in self._parts]
         self._take_over(engine.optimizer)
+        if optimizer._session_name is None:
+            shared = [f"deepspeed-{secrets.token_hex(8)}-rank0"]
+            torch.distributed.broadcast_object_list(shared, src=0)
+            optimizer._session_name = self.session(shared[0])
 
     # ---- whose elements these are --------------------------------------------------------------
 
@@ -156,6 +163,12 @@ class Tie:
             routes[part.group].append(route)
         return groups, [group["param_names"] for group in groups], routes
 
+    @staticmethod
+    def session(name):
+        """This rank's session name beside another rank's: of stage 0, whose state is the same on
+        all ranks, DeepSpeed saves rank 0's and loads it everywhere."""
+        return re.sub(r"-rank\d+$", f"-rank{layouts.world()[0]}", name)
+
     def holders(self):
         """The tensors that the optimizer's `state` is kept for."""
         return self.layout.flats()
@@ -165,16 +178,16 @@ class Tie:
     def _take_over(self, wrapper):
         """From now on the wrapper's steps are ours to announce and to conclude."""
         for part in self._parts:
-            # DeepSpeed 0.18 takes any optimizer whose class has "muon" in its name for its own, and
-            # would orthogonalize the gradients of parameters with this attribute before we get them.
+            # DeepSpeed takes any optimizer whose class has "muon" in its name for its own, and
+            # would orthogonalize gradients of parameters with this attribute before we get them.
             if "use_muon" in part.parameter.__dict__:
                 del part.parameter.use_muon
         wrapper.unscale_and_clip_grads = lambda *_, **__: None
         clip = float(getattr(wrapper, "clip_grad", 0.0) or 0.0)
         if clip:
             self._optimizer._options["max_grad_norm"] = clip
-            logger.info("DeepSpeed's gradient_clipping %s is the service's from now on, clip_policy "
-                        "%s", clip, self._optimizer._options["clip_policy"])
+            logger.info("DeepSpeed's gradient_clipping %s is the service's from now on, clip_policy"
+                        " %s", clip, self._optimizer._options["clip_policy"])
         wrapper.step = functools.partial(self._step_engine, wrapper, wrapper.step)
 
     def _step_engine(self, wrapper, original, *arguments, **options):
@@ -189,7 +202,7 @@ class Tie:
             result = original(*arguments, **options)
             if not self._taken:
                 self._conclude_skip(wrapper)
-            elif not optimizer.last_outcome.applied:
+            elif optimizer.last_outcome is not None and not optimizer.last_outcome.applied:
                 wrapper.overflow = True  # the engine counts it, and its scheduler waits
         finally:
             self._round = None
@@ -226,7 +239,3 @@ class Tie:
     def leave(self):
         """After the step, whatever became of it."""
         self._optimizer.grad_scale = None
-
-    def touch(self, state):
-        for flat in self.holders():
-            state[flat].setdefault("step", torch.zeros((), dtype=torch.int64))

@@ -13,9 +13,9 @@ from muond import errors
 from muond.torch import binding as bindings
 from muond.torch import report, routing
 from muond.torch.amp import Scaling, ScalerWatch
-from muond.torch.callers import initializing
 from muond.torch.early import EarlyPush
 from muond.torch.options import check_flags, check_values, parse_options
+from muond.torch.partitioned import Partitioned, initializing
 from muond.torch.rewind import Rewinding
 
 logger = logging.getLogger("muond")
@@ -24,7 +24,7 @@ _ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 _opened = weakref.WeakSet()
 
 
-class Muon(Scaling, Rewinding, torch.optim.Optimizer):
+class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
     """Muon for the hidden matrices, AdamW for the rest, both by the service.
 
     In place of torch.optim.Muon and torch.optim.AdamW; it takes all parameters:
@@ -91,8 +91,8 @@ class Muon(Scaling, Rewinding, torch.optim.Optimizer):
         self._binding, self._expected, self._early, self._ended = None, None, None, None
         self._session_name = self._options["session"]
         self._watch = ScalerWatch(self, self._report_skip)
+        self._engine = None
         self._reset_rewinding()
-        self._engine = None  # the tie to a DeepSpeed engine, whose flat tensors took our parameters
         self.last_outcome = None
 
     def _check_active(self):
@@ -113,18 +113,6 @@ class Muon(Scaling, Rewinding, torch.optim.Optimizer):
         return [group.get("param_names") or
                 [f"param.{i}.{place}" for place in range(len(group["params"]))]
                 for i, group in enumerate(self.param_groups)]
-
-    def bind_deepspeed(self, engine):
-        """muond.deepspeed.bind_deepspeed(engine), whose optimizer this one must be."""
-        from muond import deepspeed
-        if deepspeed.bind_deepspeed(engine) is not self:
-            raise errors.RegistrationError("bind_deepspeed: the engine's optimizer is another one")
-
-    def _contents(self):
-        """(groups, names, routes), the parameters as the layers have them."""
-        if self._engine is not None:
-            return self._engine.contents()
-        return self.param_groups, self.names(), self._routes
 
     @torch._disable_dynamo
     def add_param_group(self, param_group):
@@ -195,18 +183,9 @@ class Muon(Scaling, Rewinding, torch.optim.Optimizer):
                     f'run "{other._binding.run}": another optimizer of this process holds it',
                     hint="release() or close() that one first")
 
-    def _touch_state(self):
-        """Each parameter's entry in `state`, which tools take for the sign of a step taken."""
-        if self._engine is not None:
-            return self._engine.touch(self.state)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    self.state[parameter].setdefault("step", torch.zeros((), dtype=torch.int64))
-
     def _is_idle(self):
-        """A step before the first one that is none: without gradients, or with zero ones, as tools
-        do it to fill `state`, with lr 0, and DeepSpeed's wrappers when they are made."""
+        """A step before the first one that is none: without gradients, or with zero ones, as
+        checkpoint tools do it to fill `state`, lr 0, and DeepSpeed's wrappers as they are made."""
         gradients = [p.grad for group in self.param_groups for p in group["params"]
                      if p.grad is not None]
         if not gradients:
@@ -247,9 +226,7 @@ class Muon(Scaling, Rewinding, torch.optim.Optimizer):
             return
         binding.check_unchanged(self._contents()[0])
         present = binding.present()
-        stepped = (self._engine.holders() if self._engine is not None
-                   else [entry.parameter for entry, _ in present])
-        self._consume(lambda: self._take(binding, present), stepped)
+        self._consume(lambda: self._take(binding, present), self._holders(present))
 
     def _take(self, binding, present):
         terms, scale = bindings.step_terms(binding.groups), self._scale_of_gradients()
@@ -324,6 +301,8 @@ class Muon(Scaling, Rewinding, torch.optim.Optimizer):
         elif note is not None:
             self._expected = dict(note)
             self._session_name = self._options["session"] or note["session"]
+            if self._engine is not None and self._options["session"] is None:
+                self._session_name = self._engine.session(note["session"])
 
     def __getstate__(self):
         note = self._expected

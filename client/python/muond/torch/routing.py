@@ -153,8 +153,8 @@ def check_whole(groups, routes):
     if what:
         raise errors.RegistrationError(
             f"{what}: an engine has flattened them, and which elements of which layer they hold is "
-            "not known", hint="under DeepSpeed: muond.deepspeed.bind_deepspeed(engine), right after "
-            "deepspeed.initialize")
+            "not known", hint="under DeepSpeed: muond.deepspeed.bind_deepspeed(engine), right "
+            "after deepspeed.initialize")
 
 
 def embeddings_of(model):
