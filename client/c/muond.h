@@ -315,8 +315,8 @@ int32_t muond_session_step(muond_session* session, const muond_begin* begin,
                            muond_outcome* outcome, muond_error** error);
 
 // The same, and a pull of the version that it leads to: in one call to the daemon where all of it
-// lies in memory that one daemon reaches. An error may be the pull's: then the step is taken all the
-// same, and muond_session_position tells so (last_step).
+// lies in memory that one daemon reaches. An error may be the pull's: then the step is taken all
+// the same, and muond_session_position tells so (last_step).
 int32_t muond_session_step_and_pull(muond_session* session, const muond_begin* begin,
                                     const muond_source* gradients, size_t count,
                                     const muond_names* absent, const muond_sink* sinks,

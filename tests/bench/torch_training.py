@@ -180,7 +180,7 @@ def main():
               "torch": torch.__version__, "runs": runs,
               "model": f"GPT of {parameters / 1e6:.1f} million parameters, batch "
                        f"{arguments.batch} x {arguments.context}"}
-    print(words)
+    print(words[words.find("\nrun  "):])
     show(result)
     if arguments.json:
         arguments.json.write_text(json.dumps(result))

@@ -24,7 +24,7 @@ class MuondError(RuntimeError):
 class LibraryError(MuondError, ImportError):
     """libmuond_client.so is missing, lacks a library that it needs, or is of another version."""
 
-    hint = ("install the package from the repository, `pip install ./client/python`, after "
+    hint = ("install the package from the repository, `pip install .`, after "
             "`deploy/install-packages --build`; or set MUOND_LIBRARY to a libmuond_client.so")
 
 

@@ -7,8 +7,8 @@
 
 A registration is a dictionary as protobuf's JSON of RegisterRequest (proto/muond/v1/). Addresses
 are those of host memory or a CUDA device's, which the caller keeps alive during the call. Errors:
-muond.errors. Threads: calls on one session wait for each other. A child process that was forked must
-not use its parent's sessions; there, close() and the end of a session do nothing.
+muond.errors. Threads: calls on one session wait for each other. A child process that was forked
+must not use its parent's sessions; there, close() and the end of a session do nothing.
 """
 
 import ctypes

@@ -184,8 +184,8 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
                     hint="release() or close() that one first")
 
     def _is_idle(self):
-        """A step before the first one that is none: without gradients, or with zero ones, as tools
-        do it to fill `state`, with lr 0, and DeepSpeed's wrappers as they are made."""
+        """A step before the first one that is none: without gradients, or with zero ones, as
+        checkpoint tools do it to fill `state`, lr 0, and DeepSpeed's wrappers as they are made."""
         gradients = [p.grad for group in self.param_groups for p in group["params"]
                      if p.grad is not None]
         if not gradients:
