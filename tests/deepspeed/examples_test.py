@@ -43,11 +43,11 @@ class Examples(unittest.TestCase):
         self.assertIn("1 of 256 x 64", out)
 
     def test_trainer_under_deepspeed(self):
-        self.check("hf_trainer.py", "--deepspeed", ranks=2, matrices=14)
+        self.check("hf_trainer.py", "--deepspeed", ranks=2, matrices=14, below=0.95)
 
     def test_trainer(self):
         self.long()
-        self.check("hf_trainer.py", matrices=14)
+        self.check("hf_trainer.py", matrices=14, below=0.95)
 
     def test_accelerate_deepspeed(self):
         self.check("accelerate_loop.py", "--with", "deepspeed", ranks=2, matrices=5)
@@ -56,6 +56,7 @@ class Examples(unittest.TestCase):
         self.check("accelerate_loop.py", "--with", "fsdp2", ranks=2, matrices=5)
 
     def test_accelerate_ddp(self):
+        self.long()
         self.check("accelerate_loop.py", "--with", "ddp", ranks=2, matrices=5)
 
     def test_lightning(self):
