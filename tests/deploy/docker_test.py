@@ -19,6 +19,7 @@ from muond_process import ProcessTest  # pylint: disable=wrong-import-position
 
 DOCKER = ROOT / "deploy/docker"
 HADOLINT = ROOT / "build/deploy-venv/bin/hadolint"
+SCHEMA = ROOT / "build/deploy-venv/bin/check-jsonschema"
 BASE = pathlib.Path(os.environ.get("MUOND_DOCKER_BASE", ROOT / "build/docker-base"))
 BUILD = pathlib.Path(os.environ["MUOND_BUILD_DIR"])
 
@@ -40,6 +41,14 @@ class FilesTest(unittest.TestCase):
         done = subprocess.run([HADOLINT, DOCKER / "Dockerfile"], capture_output=True, text=True,
                               check=False, timeout=60)
         self.assertEqual((done.returncode, done.stdout), (0, ""))
+
+    def test_compose_keeps_to_the_specifications_schema(self):
+        if not SCHEMA.exists():
+            self.skipTest(f"SKIPPED: {SCHEMA} is missing: tests/deploy/make-venv makes it")
+        done = subprocess.run([SCHEMA, "--builtin-schema", "vendor.compose-spec",
+                               DOCKER / "compose.yaml"], capture_output=True, text=True,
+                              check=False, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_compose_mounts_what_is_there(self):
         try:

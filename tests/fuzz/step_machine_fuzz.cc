@@ -1,6 +1,6 @@
 // The heart of a run's loop, fed with sequences of messages in any order: two daemons' step
-// machines hear trainers, their engines, each other, operators and hostile peers. After each message
-// the promises of server/step/step_machine.h are checked.
+// machines hear trainers, their engines, each other, operators and hostile peers. After each
+// message the promises of server/step/step_machine.h are checked.
 #include <deque>
 #include <map>
 #include <optional>
