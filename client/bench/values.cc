@@ -1,15 +1,34 @@
 #include "client/bench/values.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "proto/crc32c.h"
 
 namespace muond::bench {
 
+// Block by block, each from a seed of its own: a billion values take long, and must not depend on
+// how many threads make them.
 void Values::Fill(std::uint64_t seed, float scale) {
-  Random random(seed);
-  for (std::size_t i = 0; i < size(); ++i) Set(i, random.Normal() * scale);
+  constexpr std::size_t kBlock = std::size_t{1} << 20;
+  const std::size_t blocks = (size() + kBlock - 1) / kBlock;
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t block = next++; block < blocks; block = next++) {
+      Random random(seed * 0x9E3779B97F4A7C15u + block);
+      const std::size_t end = std::min(size(), (block + 1) * kBlock);
+      for (std::size_t i = block * kBlock; i < end; ++i) Set(i, random.Normal() * scale);
+    }
+  };
+  std::vector<std::thread> threads;
+  const std::size_t cores = std::max(std::thread::hardware_concurrency(), 1u);
+  for (std::size_t i = 1; i < std::min(cores, blocks); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
 }
 
 void Values::Poison() { std::memset(bytes_.data(), 0xff, bytes_.size()); }

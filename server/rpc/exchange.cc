@@ -96,13 +96,13 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
 
     absl::Status CloseGradients(const std::vector<OpenSlice>& slices) {
       v1::PushReply& push = *reply_.mutable_push();
-      for (std::size_t i = 0; i < slices.size(); ++i) {
-        const auto arrival = run_->CloseGradient(slices[i]);
-        if (!arrival.ok()) {
+      const auto arrivals = run_->CloseGradients(slices);
+      for (std::size_t i = 0; i < arrivals.size(); ++i) {
+        if (!arrivals[i].ok()) {
           for (std::size_t j = i; j < slices.size(); ++j) run_->Abandon(slices[j]);
-          return arrival.status();
+          return arrivals[i].status();
         }
-        const bool accepted = *arrival == SliceArrival::kAccepted;
+        const bool accepted = *arrivals[i] == SliceArrival::kAccepted;
         push.set_slices_accepted(push.slices_accepted() + accepted);
         push.set_slices_duplicate(push.slices_duplicate() + !accepted);
       }

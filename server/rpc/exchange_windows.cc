@@ -28,7 +28,10 @@ class ArenaWindows final : public ExchangeWindows {
     arena_->SetDrained(fill.window(), fill.sequence());
   }
   absl::Status Deliver(const v1::ExchangePull& pull) override {
-    MUOND_RETURN_IF_ERROR(arena_->GpuRegion(pull.window(), 0, 0, false).status());
+    const auto& windows = arena_->layout().windows;
+    const std::int64_t index = pull.window();
+    const std::int64_t start = index >= 0 && index < std::ssize(windows) ? windows[index].offset : 0;
+    MUOND_RETURN_IF_ERROR(arena_->GpuRegion(index, start, 0, /*to_daemon=*/false).status());
     arena_->SetFilled(pull.window(), pull.sequence());
     return absl::OkStatus();
   }

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -152,6 +153,9 @@ class Run : public std::enable_shared_from_this<Run> {
                                          std::int64_t step, Dtype dtype,
                                          StagingPlace place = StagingPlace::kHost);
   absl::StatusOr<SliceArrival> CloseGradient(const OpenSlice& slice);
+  // The same for many, which are then reduced together: what became of each, as far as the first
+  // that was refused.
+  std::vector<absl::StatusOr<SliceArrival>> CloseGradients(std::span<const OpenSlice> slices);
   // A stream ended with this slice unfinished.
   void Abandon(const OpenSlice& slice);
   // `done` is called exactly once unless WaiterGone comes first. Returns the waiter's name.
@@ -248,6 +252,7 @@ class Run : public std::enable_shared_from_this<Run> {
  private:
   Run(Registry registry, const RunContext& context, std::string overlap);
   using After = std::vector<std::function<void()>>;  // callbacks to call without the lock
+  absl::StatusOr<SliceArrival> CloseLocked(const OpenSlice& slice, After& after);
   static void CallAll(After& after) {
     for (auto& call : after) call();
   }

@@ -164,39 +164,50 @@ bool Run::StillPlaced(const OpenSlice& slice, const Layer& layer) const {
 }
 
 absl::StatusOr<SliceArrival> Run::CloseGradient(const OpenSlice& slice) {
-  MUOND_RETURN_IF_ERROR(slice.receiver->CheckComplete());
+  return CloseGradients({&slice, 1})[0];
+}
+
+std::vector<absl::StatusOr<SliceArrival>> Run::CloseGradients(std::span<const OpenSlice> slices) {
   After after;
-  absl::StatusOr<StepMachine::Arrival> arrival = StepMachine::Arrival::kAccepted;
+  std::vector<absl::StatusOr<SliceArrival>> arrivals;
   {
+    // Under one lock: what is reduced waits for it, and is then reduced in one go.
     std::lock_guard lock(mutex_);
-    if (!stopped_.ok()) return stopped_;
-    const Layer layer = LayerOf(slice.id);
-    if (!StillPlaced(slice, layer)) {
-      return absl::AbortedError(
-          absl::StrFormat("%s: the step ended or started over meanwhile",
-                          SliceObject(slice.id, absl::StrFormat("push for step %d", slice.step))));
-    }
-    Effects effects;
-    arrival = machine_->OnSlice(slice.id, slice.generation, slice.step, slice.receiver->digest(),
-                                effects);
-    // The first time it may have come by another path, which digests otherwise.
-    const std::optional<std::uint64_t> other = slice.receiver->other_digest();
-    if (absl::IsAlreadyExists(arrival.status()) && other.has_value()) {
-      auto known = machine_->OnSlice(slice.id, slice.generation, slice.step, *other, effects);
-      if (known.ok()) arrival = known;
-    }
-    gradient_slices_.Drop(slice.id, slice.receiver.get());
-    if (arrival.ok() && *arrival == StepMachine::Arrival::kAccepted) settled_layers_.insert(layer);
-    Carry(effects, after);
-    if (arrival.ok() && *arrival == StepMachine::Arrival::kDuplicate) {
-      metrics_->OnDuplicateRequest();
+    for (const OpenSlice& slice : slices) {
+      arrivals.push_back(CloseLocked(slice, after));
+      if (!arrivals.back().ok()) break;
     }
     PublishProgress();
   }
   CallAll(after);
+  return arrivals;
+}
+
+absl::StatusOr<SliceArrival> Run::CloseLocked(const OpenSlice& slice, After& after) {
+  MUOND_RETURN_IF_ERROR(slice.receiver->CheckComplete());
+  MUOND_RETURN_IF_ERROR(stopped_);
+  const Layer layer = LayerOf(slice.id);
+  if (!StillPlaced(slice, layer)) {
+    return absl::AbortedError(
+        absl::StrFormat("%s: the step ended or started over meanwhile",
+                        SliceObject(slice.id, absl::StrFormat("push for step %d", slice.step))));
+  }
+  Effects effects;
+  auto arrival = machine_->OnSlice(slice.id, slice.generation, slice.step,
+                                   slice.receiver->digest(), effects);
+  // The first time it may have come by another path, which digests otherwise.
+  const std::optional<std::uint64_t> other = slice.receiver->other_digest();
+  if (absl::IsAlreadyExists(arrival.status()) && other.has_value()) {
+    auto known = machine_->OnSlice(slice.id, slice.generation, slice.step, *other, effects);
+    if (known.ok()) arrival = known;
+  }
+  gradient_slices_.Drop(slice.id, slice.receiver.get());
+  if (arrival.ok() && *arrival == StepMachine::Arrival::kAccepted) settled_layers_.insert(layer);
+  Carry(effects, after);
   if (!arrival.ok()) return arrival.status();
-  return *arrival == StepMachine::Arrival::kDuplicate ? SliceArrival::kDuplicate
-                                                      : SliceArrival::kAccepted;
+  if (*arrival != StepMachine::Arrival::kDuplicate) return SliceArrival::kAccepted;
+  metrics_->OnDuplicateRequest();
+  return SliceArrival::kDuplicate;
 }
 
 void Run::Abandon(const OpenSlice& slice) {

@@ -124,8 +124,8 @@ def main():
           f"{'':14}{'bare':>8}{'ipc':>8}{'aim':>8}{'over bare':>11}"
           f"{'exposed, overlap off':>22}{'on':>8}{'grpc':>9}{'torch':>9}", flush=True)
     rows = []
-    for model in models:
-        for dtype in arguments.dtypes.split(","):
+    for dtype in arguments.dtypes.split(","):
+        for model in models:
             row = measure(arguments, model, dtype)
             row["bare"] = bare.get(f"step {model} {dtype} ms")
             row["torch"] = peers.get(model)
@@ -138,8 +138,8 @@ def main():
                   f"{AIMS[model]:>8}{over or '-':>11}{text(exposed[0]):>22}{text(exposed[1]):>8}"
                   f"{text(row['grpc'] and row['grpc']['step'], '{:.0f}'):>9}"
                   f"{text(row['torch'], '{:.1f}'):>9}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+            if arguments.json:
+                arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{len(gpu_service.FAILURES)} wrong" if gpu_service.FAILURES else "all ok")
     return 1 if gpu_service.FAILURES else 0
 
