@@ -166,9 +166,9 @@ class Session {
   // step is 0 and loss_scale is 0. Returns the outcome; a skipped step is an outcome, not an error.
   absl::StatusOr<StepOutcome> Step(StepBegin begin, std::span<const SliceSource> gradients,
                                    const std::vector<std::string>& absent = {});
-  // Step, and a Pull of the version that it leads to: where all of it lies in memory that one daemon
-  // reaches, in one call, and the parameters are written as they are updated. An error may be the
-  // pull's: the step stands then (last_outcome()).
+  // Step, and a Pull of the version that it leads to: where all of it lies in memory that one
+  // daemon reaches, in one call, and the parameters are written as they are updated. An error may
+  // be the pull's: the step stands then (last_outcome()).
   absl::StatusOr<StepOutcome> StepAndPull(StepBegin begin, std::span<const SliceSource> gradients,
                                           std::span<const SliceSink> sinks,
                                           const std::vector<std::string>& absent = {});

@@ -37,8 +37,8 @@ class ExchangeWindows {
   virtual std::shared_ptr<void> keepalive() const = 0;
 };
 
-// By the handle that OpenArena returned, or pointers under this lease (proto/pointer_lease.h) where it
-// is empty. FAILED_PRECONDITION when the
+// By the handle that OpenArena returned, or pointers under this lease (proto/pointer_lease.h) where
+// it is empty. FAILED_PRECONDITION when the
 // rank has no such arena, PERMISSION_DENIED for pointers from another process.
 absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& rpc,
                                                              const std::string& peer,
