@@ -41,11 +41,12 @@ struct BenchmarkOptions {
   TlsFiles tls;  // as in client::SessionOptions
   std::string transport = "grpc";  // of SessionOptions
   int gpu = -1;  // gradients and parameters lie in this GPU's memory; negative: in the host's
-  // Of a GPU: gradients become ready one by one over this long, last tensor first, as backward makes
-  // them, and are pushed as they do. `finish` of StepTimes is then what is exposed behind the last
-  // of them. 0: all are there at once, and `finish` is a whole step, from gradients to parameters.
+  // Of a GPU: gradients become ready one by one over this long, last tensor first, as backward
+  // makes them, and are pushed as they do. `finish` of StepTimes is then what is exposed behind
+  // the last of them. 0: all are there at once, and `finish` is a whole step, from gradients to
+  // parameters.
   double backward_ms = 0;
-  bool probe_control = false;      // time small calls while bytes flow
+  bool probe_control = false;  // time small calls while bytes flow
   std::string run = "bench";
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   std::uint64_t seed = 1;

@@ -51,8 +51,8 @@ void AddTarget(CLI::App& app, CommandLine& line, Words& words) {
                  "[-1; 0 for ipc and nccl]")
       ->check(CLI::Range(-1, 1023));
   app.add_option("--backward-ms", line.options.backward_ms,
-                 "of --gpu: gradients become ready over this long; a step is what is exposed behind "
-                 "the last [0: all at once, a step is everything]")
+                 "of --gpu: gradients become ready over this long; a step is what is exposed "
+                 "behind the last [0: all at once, a step is everything]")
       ->check(CLI::Range(0.0, 1e5));
   app.add_flag("--probe-control", line.options.probe_control,
                "time small calls while bytes flow");

@@ -47,7 +47,8 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaLink::Attach(v1::Optimizer::Stub
       CallOnce(stub, &v1::Optimizer::Stub::OpenArena, open, &opened, deadline);
   MUOND_RETURN_IF_ERROR(result.status);
   *handle = opened.handle();
-  MUOND_ASSIGN_OR_RETURN(ReceivedArena received, FetchArena(request.socket, opened, deadline - absl::Now()));
+  MUOND_ASSIGN_OR_RETURN(ReceivedArena received,
+                         FetchArena(request.socket, opened, deadline - absl::Now()));
   MUOND_ASSIGN_OR_RETURN(ArenaMemory memory,
                          ArenaMemory::Map(std::move(received.memory), opened.bytes()));
   // The mapping is all that is needed.

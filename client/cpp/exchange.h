@@ -40,7 +40,7 @@ absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const Sl
                                     absl::Time deadline, v1::ArenaFill* fill);
 
 // Whether a part can go this way at all: one range where it is pointers. Initial values that are
-// wider than their place in the window go another way; gradients that are it are refused by PutFill.
+// wider than their place in the window go another way; such gradients are refused by PutFill.
 bool FillFits(const ExchangePath& path, const SlicePart& part, bool initial);
 
 // Asks for the sinks' slices; TakePull then brings them where they belong.
@@ -52,8 +52,8 @@ absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
                       const v1::ExchangePull& pull, const v1::ExchangeReply& reply,
                       absl::Time deadline);
 
-// Whether the sink's elements can come this way: fp32 master weights of bf16 parameters have no place
-// in a window.
+// Whether the sink's elements can come this way: fp32 master weights of bf16 parameters have no
+// place in a window.
 bool PullFits(const ExchangePath& path, const SinkPart& sink);
 
 }  // namespace muond::client

@@ -189,9 +189,9 @@ class Session {
   // state is lost and there is no checkpoint: Reinitialize.
   absl::StatusOr<StepOutcome> Step(StepBegin begin, std::span<const SliceSource> gradients,
                                    const std::vector<std::string>& absent = {});
-  // Step, and a Pull of the version that it leads to: where all of it lies in memory that one daemon
-  // reaches, in one call, and the parameters are written as they are updated. An error may be the
-  // pull's: the step stands then (last_outcome()).
+  // Step, and a Pull of the version that it leads to: where all of it lies in memory that one
+  // daemon reaches, in one call, and the parameters are written as they are updated. An error may
+  // be the pull's: the step stands then (last_outcome()).
   absl::StatusOr<StepOutcome> StepAndPull(StepBegin begin, std::span<const SliceSource> gradients,
                                           std::span<const SliceSink> sinks,
                                           const std::vector<std::string>& absent = {});

@@ -7,9 +7,9 @@
 
 namespace muond::kernels {
 
-// Of the device with this CUDA ordinal, which a backend of this process uses. Null and `error` where
-// there is none, or in a build without CUDA. It has a stream of its own: moves run beside what the
-// backend computes.
+// Of the device with this CUDA ordinal, which a backend of this process uses. Null and `error`
+// where there is none, or in a build without CUDA. It has a stream of its own: moves run beside
+// what the backend computes.
 std::unique_ptr<DeviceMemory> MakeCudaDeviceMemory(int device, Error& error);
 
 }  // namespace muond::kernels

@@ -189,8 +189,8 @@ class Engine {
   // Forgets everything: state is what it was after Create.
   absl::Status Reset();
 
-  // Reads elements [first, first + count) of a box as `dtype` into `out` (host memory, or memory that
-  // the backend reaches); those that are not here are left alone.
+  // Reads elements [first, first + count) of a box as `dtype` into `out` (host memory, or memory
+  // that the backend reaches); those that are not here are left alone.
   absl::Status Read(int state, const Box& box, std::int64_t first, std::int64_t count, Dtype dtype,
                     void* out);
 

@@ -33,7 +33,8 @@ class ArenaWindows final : public ExchangeWindows {
   absl::Status Deliver(const v1::ExchangePull& pull, v1::ExchangeReply*) override {
     const auto& windows = arena_->layout().windows;
     const std::int64_t index = pull.window();
-    const std::int64_t start = index >= 0 && index < std::ssize(windows) ? windows[index].offset : 0;
+    const std::int64_t start =
+        index >= 0 && index < std::ssize(windows) ? windows[index].offset : 0;
     MUOND_RETURN_IF_ERROR(arena_->GpuRegion(index, start, 0, /*to_daemon=*/false).status());
     arena_->SetFilled(pull.window(), pull.sequence());
     return absl::OkStatus();
@@ -161,8 +162,8 @@ absl::StatusOr<std::unique_ptr<ExchangeWindows>> FindWindows(const RpcContext& r
     std::shared_ptr<void> held = IsInProcess(peer) ? PointerLease::Hold(lease) : nullptr;
     if (held != nullptr) return std::make_unique<PointerWindows>(rpc, std::move(held));
     return absl::PermissionDeniedError(absl::StrFormat(
-        "run \"%s\": exchange of rank %d: pointers mean nothing from another process, or when their "
-        "call has ended",
+        "run \"%s\": exchange of rank %d: pointers mean nothing from another process, or when "
+        "their call has ended",
         run, rank));
   }
   if (auto pair = rpc.pairs->Find(handle, {run, rank}); pair.ok()) {

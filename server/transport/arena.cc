@@ -131,8 +131,8 @@ absl::StatusOr<std::byte*> Arena::GpuRegion(std::int64_t window, std::int64_t of
         absl::StrFormat("%s: it was let go of: open another", object()));
   }
   if (gpu_ == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: its windows are host memory: they take no part in Exchange", object()));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: its windows are host memory: they take no part in Exchange", object()));
   }
   if (window < 0 || window >= std::ssize(layout_.windows) ||
       layout_.windows[window].to_daemon != to_daemon) {

@@ -1,11 +1,11 @@
 // Arenas in the memory of a GPU: the block that a trainer maps, and how it is laid out.
 //
-// The contract is that of every arena (arena.h); only the windows lie elsewhere. The memory that the
-// socket hands over holds the fences and the handle of the block, so whoever may map the one may
-// map the other. Windows towards the daemon hold a rank's whole gradient each, the one towards the
-// trainer its parameters: one block and a table of places, no handle per tensor. A block is freed
-// when its arena is, never recycled: what a trainer that died may still have mapped is nobody
-// else's.
+// The contract is that of every arena (arena.h); only the windows lie elsewhere. The memory that
+// the socket hands over holds the fences and the handle of the block, so whoever may map the one
+// may map the other. Windows towards the daemon hold a rank's whole gradient each, the one
+// towards the trainer its parameters: one block and a table of places, no handle per tensor. A
+// block is freed when its arena is, never recycled: what a trainer that died may still have
+// mapped is nobody else's.
 #pragma once
 
 #include <cstddef>

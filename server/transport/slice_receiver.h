@@ -59,14 +59,14 @@ class SliceReceiver {
   // meanwhile, as a trainer's can: each byte is read once, and what is summed is what was placed.
   absl::Status Receive(const ChunkHeader& header, std::span<const std::string_view> payload);
 
-  // Likewise, for all that is expected at once, in memory of a device that the caller moves itself:
-  // adds the moves, from `from` on, with the index `sum`, and returns a lock under which they are to
-  // be carried out. Then EndMoves, with what was summed, and the lock may go. Errors as Receive, and
-  // INVALID_ARGUMENT unless `bytes` are exactly those that are expected. One receiver's lock may be
-  // held together with others', not together with anything else.
+  // Likewise, for all that is expected at once, in memory of a device that the caller moves
+  // itself: adds the moves, from `from` on, with the index `sum`, and returns a lock under which
+  // they are to be carried out. Then EndMoves, with what was summed, and the lock may go. Errors
+  // as Receive, and INVALID_ARGUMENT unless `bytes` are exactly those that are expected. One
+  // receiver's lock may be held together with others', not together with anything else.
   absl::StatusOr<std::unique_lock<std::mutex>> BeginMoves(const ChunkHeader& header,
-                                                          const std::byte* from,
-                                                          std::int64_t bytes, std::uint32_t sum,
+                                                          const std::byte* from, std::int64_t bytes,
+                                                          std::uint32_t sum,
                                                           std::vector<kernels::MoveJob>& moves);
   void EndMoves(std::uint64_t sum);
 
@@ -77,9 +77,9 @@ class SliceReceiver {
   bool complete() const;
   // INVALID_ARGUMENT naming expected and received elements unless complete.
   absl::Status CheckComplete() const;
-  // Of dtype, element count and payload: independent of the chunking. Valid when complete. Two kinds
-  // of it: of what came in chunks, and of what was moved. A slice in chunks that is only digested
-  // (`base` null) has both, so that one which was moved before is known again.
+  // Of dtype, element count and payload: independent of the chunking. Valid when complete. Two
+  // kinds of it: of what came in chunks, and of what was moved. A slice in chunks that is only
+  // digested (`base` null) has both, so that one which was moved before is known again.
   std::uint64_t digest() const;
   std::optional<std::uint64_t> other_digest() const;
   std::int64_t elements() const { return elements_; }  // expected

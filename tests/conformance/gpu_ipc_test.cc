@@ -1,5 +1,5 @@
-// CUDA IPC on a real GPU: a daemon in this process, trainers in others. Skipped, loudly, where there
-// is no GPU; MUOND_REQUIRE_GPU=1 makes that a failure.
+// CUDA IPC on a real GPU: a daemon in this process, trainers in others. Skipped, loudly, where
+// there is no GPU; MUOND_REQUIRE_GPU=1 makes that a failure.
 //
 // A trainer is this program again, told by the environment what to do (Child below).
 #include <signal.h>

@@ -5,12 +5,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "muond/v1/optimizer.grpc.pb.h"
-#include "proto/status.h"
+#include "tests/conformance/gpu_trainer.h"
 #include "tests/conformance/transport_paths.h"
-#include "tests/support/device_like_backend.h"
-#include "tests/support/fake_gpu_driver.h"
-#include "tests/support/service_fixture.h"
 
 namespace muond::conformance {
 namespace {
@@ -19,106 +15,6 @@ using cluster::Must;
 using cluster::Tensors;
 using muond::testing::FakeGpuDriver;
 using ::testing::HasSubstr;
-
-RunSpec SomeSpec() {
-  std::vector<ParameterSpec> parameters = {cluster::Matrix("w.big", 64, 190),
-                                           cluster::Matrix("w.odd", 37, 53),
-                                           cluster::Vector("norm", 19)};
-  return cluster::SpecOf(std::move(parameters));
-}
-
-ServiceOptions WithDevices(int count, bool memories = true) {
-  ServiceOptions options{.threads = 1};
-  options.make_backends = [count](const kernels::BackendOptions& made) {
-    std::vector<std::unique_ptr<kernels::Backend>> backends;
-    for (int i = 0; i < count; ++i) {
-      backends.push_back(muond::testing::MakeDeviceLikeBackend(kernels::MakeCpuBackend(made)));
-    }
-    return backends;
-  };
-  options.make_memories = [count, memories] {
-    std::vector<std::unique_ptr<kernels::DeviceMemory>> list;
-    for (int i = 0; i < count && memories; ++i) {
-      list.push_back(muond::testing::MakeDeviceLikeMemory(FakeGpuDriver::NameOf(i)));
-    }
-    return list;
-  };
-  return options;
-}
-
-// One rank whose buffers are a GPU's, as far as anybody can tell.
-class GpuTrainer {
- public:
-  GpuTrainer(client::SessionOptions options, cluster::Cut cut = {cluster::Cut::kRows, 1})
-      : spec_(SomeSpec()), slices_(cluster::CutOf(spec_, cut, 0)) {
-    options.gpu = options.gpu < 0 ? 0 : options.gpu;
-    options.gpu_driver = driver_;
-    gpu_ = options.gpu;
-    session_ = Must(client::Session::Open(spec_, 0, slices_, options));
-  }
-
-  client::Session& session() { return *session_; }
-  FakeGpuDriver& driver() { return *driver_; }
-  const RunSpec& spec() const { return spec_; }
-
-  std::vector<client::SliceSource> Sources(const Tensors& tensors) {
-    bytes_.clear();
-    std::vector<client::SliceSource> sources;
-    for (const ParameterSpec& parameter : spec_.parameters) {
-      const std::vector<Box>& boxes = slices_.at(parameter.name);
-      for (std::size_t i = 0; i < boxes.size(); ++i) {
-        bytes_.push_back(cluster::BoxBytes(boxes[i], *parameter.shape, tensors.at(parameter.name),
-                                           parameter.dtype));
-        sources.push_back({.parameter = parameter.name,
-                           .slice = static_cast<std::int64_t>(i),
-                           .elements = boxes[i].Elements(),
-                           .dtype = parameter.dtype,
-                           .place = {.device = gpu_}});
-      }
-    }
-    for (std::size_t i = 0; i < sources.size(); ++i) sources[i].data = bytes_[i].data();
-    return sources;
-  }
-  std::vector<client::SliceSource> Noise(int seed) {
-    return Sources(cluster::NoiseFor(spec_, seed));
-  }
-  std::vector<client::SliceSink> Sinks() {
-    const auto sources = Noise(1);
-    pulled_.clear();
-    for (const auto& source : sources) {
-      pulled_.emplace_back(static_cast<std::size_t>(source.elements) * DtypeBytes(source.dtype),
-                           '\xff');
-    }
-    std::vector<client::SliceSink> sinks;
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      sinks.push_back({.parameter = sources[i].parameter,
-                       .slice = sources[i].slice,
-                       .data = pulled_[i].data(),
-                       .elements = sources[i].elements,
-                       .dtype = sources[i].dtype,
-                       .place = {.device = gpu_}});
-    }
-    return sinks;
-  }
-  const std::vector<std::string>& pulled() const { return pulled_; }
-  const std::vector<std::string>& bytes() const { return bytes_; }
-  void Initialize() { ASSERT_TRUE(Must(session_->Initialize(Noise(1)))); }
-
- private:
-  const RunSpec spec_;
-  const RankSlices slices_;
-  int gpu_ = 0;
-  std::shared_ptr<FakeGpuDriver> driver_ = std::make_shared<FakeGpuDriver>();
-  std::vector<std::string> bytes_, pulled_;
-  std::unique_ptr<client::Session> session_;
-};
-
-client::SessionOptions Ipc(PathDaemon& daemon, const std::string& transport = "auto") {
-  client::SessionOptions options;
-  options.endpoint = daemon.unix_address();
-  options.transport = transport;
-  return options;
-}
 
 std::string DigestOf(Service& service) {
   return Must(client::Admin(service.channel(), absl::Seconds(30)).Digest("run")).tensor_digest();
@@ -291,7 +187,7 @@ TEST(GpuPaths, WhatStandsInTheWayIsSaidCountedAndRefusedWhenForced) {
   }
   other.transport = "cuda-ipc";
   other.gpu_driver = std::make_shared<FakeGpuDriver>();
-  const RunSpec spec = SomeSpec();
+  const RunSpec spec = GpuSpec();
   const auto forced =
       client::Session::Open(spec, 0, cluster::CutOf(spec, {cluster::Cut::kRows, 1}, 0), other);
   EXPECT_EQ(forced.status().code(), absl::StatusCode::kFailedPrecondition);
@@ -311,7 +207,7 @@ TEST(GpuPaths, AHandleThatCantBeOpenedIsAFallbackWithTheReason) {
   client::SessionOptions options = Ipc(daemon);
   options.gpu = 0;
   options.gpu_driver = driver;
-  const RunSpec spec = SomeSpec();
+  const RunSpec spec = GpuSpec();
   const RankSlices slices = cluster::CutOf(spec, {cluster::Cut::kRows, 1}, 0);
   auto session = Must(client::Session::Open(spec, 0, slices, options));
   EXPECT_EQ(session->transports()[0].name, "grpc");
@@ -333,84 +229,6 @@ TEST(GpuPaths, DetachingGivesTheMemoryBack) {
   }
   EXPECT_EQ(daemon.Metric("muond_memory_bytes{kind=\"gpu_arena\",location=\"device\"}"), 0);
   EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"cuda-ipc\"}"), 0);
-}
-
-// ---- What a hostile trainer says ----------------------------------------------------------------
-
-class Hostile : public ::testing::Test {
- protected:
-  PathDaemon daemon_{WithDevices(1)};
-  GpuTrainer trainer_{Ipc(daemon_, "cuda-ipc")};
-  std::unique_ptr<v1::Optimizer::Stub> stub_ =
-      v1::Optimizer::NewStub(grpc::CreateChannel(daemon_.unix_address(),
-                                                 grpc::InsecureChannelCredentials()));
-
-  v1::ExchangeRequest Request() {
-    v1::ExchangeRequest request;
-    request.mutable_id()->set_run("run");
-    request.mutable_id()->set_generation(trainer_.session().generation());
-    return request;
-  }
-  absl::Status Call(const v1::ExchangeRequest& request) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
-    v1::ExchangeReply reply;
-    return FromGrpc(stub_->Exchange(&context, request, &reply));
-  }
-  void StillWorks() {
-    trainer_.Initialize();
-    EXPECT_TRUE(Must(trainer_.session().Step({}, trainer_.Noise(5))).applied);
-  }
-};
-
-TEST_F(Hostile, PointersFromAnotherProcessAreRefused) {
-  v1::ExchangeRequest request = Request();
-  v1::Chunk* chunk = request.mutable_fill()->add_chunks();
-  chunk->set_parameter("norm");
-  chunk->mutable_region()->set_offset(4096);
-  chunk->mutable_region()->set_bytes(19 * 4);
-  for (const int lease : {0, 1, 77}) {
-    request.mutable_fill()->set_sequence(lease);
-    EXPECT_EQ(Call(request).code(), absl::StatusCode::kPermissionDenied);
-  }
-  request.clear_fill();
-  request.mutable_pull()->mutable_pull();
-  EXPECT_EQ(Call(request).code(), absl::StatusCode::kPermissionDenied);
-  StillWorks();
-}
-
-TEST_F(Hostile, HandlesOfAnyLengthThatAreNoneAreRefused) {
-  for (const std::size_t length : {1u, 15u, 16u, 17u, 64u, 4096u}) {
-    v1::ExchangeRequest request = Request();
-    request.mutable_fill()->set_arena(std::string(length, 'x'));
-    EXPECT_EQ(Call(request).code(), absl::StatusCode::kFailedPrecondition) << length;
-  }
-  StillWorks();
-}
-
-TEST_F(Hostile, AnArenaIsMadeOfSizesThatMakeSense) {
-  v1::OpenArenaRequest open;
-  *open.mutable_id() = Request().id();
-  open.set_gpu(FakeGpuDriver::NameOf(0));
-  const std::vector<std::array<std::int64_t, 3>> sizes = {
-      {0, 1, 256},  {256, 0, 256},  {256, 17, 256}, {255, 1, 256},
-      {-256, 1, 256}, {256, 1, 0}, {std::numeric_limits<std::int64_t>::max(), 1, 256},
-      {std::int64_t{1} << 41, 2, 256}};
-  for (const auto& [bytes, windows, pull] : sizes) {
-    open.set_window_bytes(bytes);
-    open.set_windows(windows);
-    open.set_pull_bytes(pull);
-    grpc::ClientContext context;
-    v1::OpenArenaReply reply;
-    EXPECT_EQ(FromGrpc(stub_->OpenArena(&context, open, &reply)).code(),
-              absl::StatusCode::kInvalidArgument)
-        << bytes << " " << windows << " " << pull;
-  }
-  open.set_gpu("GPU-of-somebody-else");
-  grpc::ClientContext context;
-  v1::OpenArenaReply reply;
-  EXPECT_THAT(std::string(FromGrpc(stub_->OpenArena(&context, open, &reply)).message()),
-              HasSubstr("the daemon has no GPU"));
 }
 
 }  // namespace

@@ -58,7 +58,8 @@ def _generate():
         ["protoc", f"-I{ROOT / 'proto'}", f"-I{folder}", f"--python_out={folder}",
          f"--grpc_python_out={folder}",
          f"--plugin=protoc-gen-grpc_python={shutil.which('grpc_python_plugin')}",
-         "muond/v1/types.proto", "muond/v1/optimizer.proto", "muond/v1/peer.proto",
+         "muond/v1/types.proto", "muond/v1/arena.proto", "muond/v1/optimizer.proto",
+         "muond/v1/peer.proto",
          "muond/v1/checkpoint.proto", "health_service.proto", "reflection_service.proto"],
         check=True)
     sys.path.insert(0, str(folder))
