@@ -156,8 +156,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   impl->peers = std::make_shared<Peers>(peers, options.peer_patience, security);
   impl->peer_executor = std::make_unique<Executor>();
   MUOND_RETURN_IF_ERROR(impl->MakeRuns(options, std::move(devices)));
-  impl->PrepareArenas(options);
-  impl->PreparePairs(options);
+  impl->PreparePaths(options);
   impl->service = std::make_unique<OptimizerService>(
       RpcContext{.runs = impl->runs.get(),
                  .metrics = impl->metrics.get(),

@@ -21,6 +21,11 @@ absl::StatusOr<NcclPlatform> Service::Impl::FindNccl(const ServiceOptions& optio
   return platform;
 }
 
+void Service::Impl::PreparePaths(const ServiceOptions& options) {
+  PrepareArenas(options);
+  PreparePairs(options);
+}
+
 void Service::Impl::PreparePairs(const ServiceOptions& options) {
   auto platform = FindNccl(options);
   if (platform.ok()) {

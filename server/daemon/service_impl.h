@@ -55,6 +55,8 @@ struct Service::Impl {
 
   absl::Status MakeRuns(const ServiceOptions& options, std::vector<EngineDevice> devices);
   absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
+  // Arenas and NCCL pairs.
+  void PreparePaths(const ServiceOptions& options);
   void PrepareArenas(const ServiceOptions& options);
   void PreparePairs(const ServiceOptions& options);
   absl::StatusOr<NcclPlatform> FindNccl(const ServiceOptions& options) const;

@@ -88,20 +88,20 @@ class PairCall final : public grpc::ServerWriteReactor<v1::OpenPairReply> {
       message->set_bytes(window.bytes);
       message->set_to_daemon(window.to_daemon);
     }
-    pair_->OnRevoked([state = state_](const absl::Status& why) {
-      std::lock_guard lock(state->mutex);
-      if (state->call != nullptr) state->call->FinishLocked(why);
-    });
+    pair_->OnRevoked([state = state_](const absl::Status& why) { End(*state, why); });
     return absl::OkStatus();
   }
 
-  void End(const absl::Status& status) {
-    std::lock_guard lock(state_->mutex);
-    if (state_->call != nullptr) FinishLocked(status);
-  }
-  void FinishLocked(const absl::Status& status) {
-    state_->call = nullptr;
-    Finish(Answer(context_, status, run_.get()));
+  void End(const absl::Status& status) { End(*std::shared_ptr<State>(state_), status); }
+  // Whoever takes the call out of the state ends it, without the lock: its end may revoke the pair,
+  // which leads here again.
+  static void End(State& state, const absl::Status& status) {
+    PairCall* call = nullptr;
+    {
+      std::lock_guard lock(state.mutex);
+      call = std::exchange(state.call, nullptr);
+    }
+    if (call != nullptr) call->Finish(Answer(call->context_, status, call->run_.get()));
   }
 
   grpc::CallbackServerContext* const context_;

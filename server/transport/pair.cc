@@ -235,8 +235,9 @@ absl::Status Pair::Receive(std::int64_t window, std::int64_t sequence,
 absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& regions,
                         absl::Time deadline, const Done& done) {
   MUOND_RETURN_IF_ERROR(CheckRegions(window, regions, false));
-  const auto ended = [self = shared_from_this(), done](const absl::Status& status) {
-    {
+  // NCCL's thread must not be the one that ends a pair, and with it perhaps the thread.
+  const auto ended = [weak = weak_from_this(), done](const absl::Status& status) {
+    if (const auto self = weak.lock()) {
       std::lock_guard lock(self->mutex_);
       self->sending_ = false;
       self->changed_.notify_all();

@@ -1,5 +1,5 @@
-// The path "nccl" without NCCL and without a GPU: everything from the session to the state, over the
-// fake (nccl/fake.h). What the real ones add is in nccl_gpu_test.
+// The path "nccl" without NCCL and without a GPU: everything from the session to the state, over
+// the fake (nccl/fake.h). What the real ones add is in nccl_gpu_test.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -43,8 +43,8 @@ class HostGpuDriver final : public client::GpuDriver {
     return absl::OkStatus();
   }
   absl::Status Wait(const client::GpuPlace&) override { return absl::OkStatus(); }
-  void* Allocate(int, std::size_t bytes) { return ::operator new(bytes); }
-  void Free(int, void* memory) { ::operator delete(memory); }
+  void* Allocate(int, std::size_t bytes) override { return ::operator new(bytes); }
+  void Free(int, void* memory) override { ::operator delete(memory); }
   void* AllocatePinned(int, std::size_t bytes) override { return ::operator new(bytes); }
   void FreePinned(int, void* memory) override { ::operator delete(memory); }
 };
