@@ -75,7 +75,7 @@ assert torch.load(zero / "norm" / "step.pt") == 3
 assert not (zero / "w" / "exp_avg.pt").exists()
 """
 # As DeepSpeed's optimizer takes up a universal checkpoint (ZeROOptimizer and
-# load_hp_checkpoint_state in its repository): the same files, keys and demands, in words of our own.
+# load_hp_checkpoint_state in its repository): the same files, keys and demands, in our own words.
 # A rank takes a part of each parameter's flat master weights: here the second half.
 DEEPSPEED = """
 import os, re, sys, torch
