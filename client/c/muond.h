@@ -154,6 +154,10 @@ typedef struct muond_session_options {
   int32_t device;          // CUDA's ordinal in this process
   int32_t gradient_dtype;  // the widest of the gradients, enum muond_dtype; 0: each parameter's own
   int32_t reserved;
+  // How long a step, a skip or a pull waits for daemons that restart and runs that are restored;
+  // default 300. Negative: what interrupts it is returned at once, for a caller that sees to that
+  // itself, with muond_session_await_restore.
+  double recovery_timeout;
 } muond_session_options;
 
 // Joins a run, or rejoins it under the same session name. `registration` is the JSON of a

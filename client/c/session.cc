@@ -49,6 +49,15 @@ absl::Duration Seconds(double value, absl::Duration otherwise) {
   return value == 0 ? otherwise : absl::Seconds(value);
 }
 
+// A template, so that clients whose sessions do not recover by themselves compile, too.
+template <typename SessionOptions>
+void SetRecovery(double seconds, SessionOptions& options) {
+  if constexpr (requires { options.recovery_timeout; }) {
+    if (seconds < 0) options.recovery_timeout = absl::ZeroDuration();
+    if (seconds > 0) options.recovery_timeout = absl::Seconds(seconds);
+  }
+}
+
 absl::StatusOr<client::SessionOptions> Options(const muond_session_options& given) {
   client::SessionOptions options;
   options.endpoint = Text(given.endpoint, given.endpoint_bytes);
@@ -58,6 +67,7 @@ absl::StatusOr<client::SessionOptions> Options(const muond_session_options& give
   options.bulk_timeout = Seconds(given.bulk_timeout, options.bulk_timeout);
   if (given.chunk_bytes != 0) options.chunk_bytes = given.chunk_bytes;
   if (given.transport_bytes > 0) options.transport = Text(given.transport, given.transport_bytes);
+  SetRecovery(given.recovery_timeout, options);
   if (given.memory == MUOND_CUDA) {
     options.gpu = given.device;
   } else if (given.memory != MUOND_HOST) {

@@ -36,7 +36,7 @@ class SessionOptions(_Growing):
                 ("service", _pointer), ("call_timeout", _f64), ("step_timeout", _f64),
                 ("bulk_timeout", _f64), ("chunk_bytes", _i64), ("transport", _text),
                 ("transport_bytes", _size), ("memory", _i32), ("device", _i32),
-                ("gradient_dtype", _i32), ("reserved", _i32)]
+                ("gradient_dtype", _i32), ("reserved", _i32), ("recovery_timeout", _f64)]
 
 
 class Position(_Growing):

@@ -96,7 +96,7 @@ class Session:
 
     def __init__(self, registration, *, endpoint=None, service=None, call_timeout=0.0,
                  step_timeout=0.0, bulk_timeout=0.0, transport="auto", memory=HOST, device=0,
-                 gradient_dtype=0):
+                 gradient_dtype=0, recovery_timeout=0.0):
         self._library = _library.load()
         self._service = service  # must outlive the session
         handle = ctypes.c_void_p()
@@ -106,7 +106,7 @@ class Session:
             endpoint=data, endpoint_bytes=size, service=service.handle if service else None,
             call_timeout=call_timeout, step_timeout=step_timeout, bulk_timeout=bulk_timeout,
             transport=path, transport_bytes=path_size, memory=memory, device=device,
-            gradient_dtype=gradient_dtype)
+            gradient_dtype=gradient_dtype, recovery_timeout=recovery_timeout)
         text, size = _encoded(json.dumps(registration))
         self.handle = None
         _library.call("session_open", ctypes.byref(options), text, size, ctypes.byref(handle),

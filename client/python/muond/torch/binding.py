@@ -125,7 +125,8 @@ class Binding:
         self.session = sessions.Session(
             self._registration(options), endpoint=endpoint, service=service,
             **{key: options[key] for key in ("call_timeout", "step_timeout", "bulk_timeout",
-                                             "transport")}, **self._memory())
+                                             "transport")},
+            recovery_timeout=-1.0, **self._memory())  # Recovery sees to that
         self.recovery = Recovery(self.session, self.run, options["recovery_timeout"],
                                  lambda: self.session.initialize(self._values()))
         self.report = self.session.describe()
