@@ -19,7 +19,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run(program, *arguments, ranks=2, timeout=240, environment=None, check=True):
+def run(program, *arguments, ranks=2, timeout=600, environment=None, check=True):
     """[report of rank 0, report of rank 1, ...]; the texts of the failed ranks where it failed."""
     with tempfile.TemporaryDirectory(prefix="muond-deepspeed-") as folder:
         common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),

@@ -116,7 +116,30 @@ class _Mapped(_Wrapper):
 
 
 class _Zero12(_Mapped):
+    """`_hp_mapping` counts in the group's own order; where gradients go round robin, the flat
+    tensor has another, and its offsets are taken instead."""
+
     stage = "ZeRO stages 1 and 2"
+
+    def parts(self):
+        wrapper = self.wrapper
+        if not getattr(wrapper, "round_robin_gradients", False):
+            yield from super().parts()
+            return
+        for index, parameters in enumerate(wrapper.round_robin_bit16_groups):
+            group = wrapper.real_dp_process_group[index]
+            _check_ranks(self.stage, group)
+            size = self.flats()[index].numel()
+            first, at = torch.distributed.get_rank(group) * size, 0
+            paddings = getattr(wrapper, "round_robin_bit16_padding", None)
+            paddings = paddings[index] if paddings else [0] * len(parameters)
+            for parameter, padding in zip(parameters, paddings):
+                begin = min(max(at, first), at + parameter.numel())
+                end = max(begin, min(at + parameter.numel(), first + size))
+                start = begin - first if end > begin else 0
+                yield Part(parameter, index, index, start, end - begin, begin - at,
+                           tuple(parameter.shape))
+                at += parameter.numel() + padding
 
     def flats(self):
         return self.wrapper.single_partition_of_fp32_groups
