@@ -159,9 +159,11 @@ class TlsTest(ProcessTest):
             self.certificate("trainer", name, *options)
         self.certificate("admin", "admin")
         daemon = self.start()
-        register = lambda rank: optimizer.RegisterRequest(rank=rank, run=types.Run(
+        whole = types.ParameterSlices(parameter="w", boxes=[types.Box(offset=[0], size=[2])])
+        register = lambda rank: optimizer.RegisterRequest(rank=rank, slices=[whole], run=types.Run(
             name="r", world_size=2, groups=[types.Group(name="g")],
-            parameters=[types.Parameter(name="w", shape=types.Shape(dims=[2]), group="g")]))
+            parameters=[types.Parameter(name="w", shape=types.Shape(dims=[2]), group="g",
+                                        dtype=types.DTYPE_F32, replicated=True)]))
         one, two, other = (self.stub(daemon, name) for name in ("one", "two", "other"))
         run = optimizer.RunId(run="r", generation=one.Register(register(0)).position.generation)
         streams = lambda request: iter([request])
