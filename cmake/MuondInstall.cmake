@@ -46,8 +46,8 @@ install(TARGETS ${MUOND_CLIENT_TARGETS} muond_flags EXPORT muond
 set(MUOND_INCLUDE ${CMAKE_INSTALL_INCLUDEDIR}/muond)
 foreach(folder client/cpp nccl proto)
   install(DIRECTORY ${folder}/ DESTINATION ${MUOND_INCLUDE}/${folder} COMPONENT dev
-    FILES_MATCHING PATTERN "*.h" PATTERN "fake*.h" EXCLUDE PATTERN "cuda" EXCLUDE PATTERN "*_internal.h" EXCLUDE
-    PATTERN "v1" EXCLUDE PATTERN "muond" EXCLUDE)
+    FILES_MATCHING PATTERN "*.h" PATTERN "fake*.h" EXCLUDE PATTERN "cuda" EXCLUDE
+    PATTERN "*_internal.h" EXCLUDE PATTERN "v1" EXCLUDE PATTERN "muond" EXCLUDE)
 endforeach()
 install(FILES kernels/tensor.h DESTINATION ${MUOND_INCLUDE}/kernels COMPONENT dev)
 install(DIRECTORY "${CMAKE_BINARY_DIR}/gen/muond" DESTINATION ${MUOND_INCLUDE} COMPONENT dev

@@ -8,9 +8,10 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "nccl/library.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond::nccl {
 namespace {
@@ -226,7 +227,7 @@ bool Worker::State::PollConnecting(const Shared& link) {
   const Result asked = api.comm_get_async_error(link->comm, &error);
   if (asked != Result::kSuccess) error = asked;
   if (error == Result::kInProgress) {
-    if (absl::Now() < link->connect_by) return true;
+    if (SteadyNow() < link->connect_by) return true;
     Break(link, absl::DeadlineExceededError("NCCL: connect: the other rank did not come in time"));
     return false;
   }
@@ -299,7 +300,7 @@ bool Worker::State::PollEnqueueing(const Shared& link) {
   if (asked != Result::kSuccess) error = asked;
   if (error == Result::kInProgress) {
     link->phase = Phase::kEnqueueing;
-    if (absl::Now() < newest.exchange.deadline) return true;
+    if (SteadyNow() < newest.exchange.deadline) return true;
     Break(link, absl::DeadlineExceededError("NCCL: exchange: the peer did not answer in time"));
     return false;
   }
@@ -339,7 +340,7 @@ bool Worker::State::PollStarted(const Shared& link) {
     Break(link, Failure(*link, "exchange", error));
     return false;
   }
-  if (!link->started.empty() && absl::Now() >= link->started.front().exchange.deadline) {
+  if (!link->started.empty() && SteadyNow() >= link->started.front().exchange.deadline) {
     Break(link, absl::DeadlineExceededError(
                     "NCCL: exchange: the peer did not do its part in time"));
     return false;

@@ -66,8 +66,8 @@ class Link : public std::enable_shared_from_this<Link> {
   Link& operator=(const Link&) = delete;
 
   // Queues an exchange; both ends post theirs in the same order. `done` gets OK when all bytes have
-  // gone and come, DEADLINE_EXCEEDED, or why the link broke. Not OK, the reason: the link is broken,
-  // nothing was queued, and `done` is not called.
+  // gone and come, DEADLINE_EXCEEDED, or why the link broke. Not OK, the reason: the link is
+  // broken, nothing was queued, and `done` is not called.
   absl::Status Post(Exchange exchange);
   // Breaks the link: what is under way ends with `why`.
   void Abort(const absl::Status& why);

@@ -1,5 +1,6 @@
 // A pair of links over the fake: bytes arrive, whatever fails ends within its deadline, and NCCL's
 // rules are kept on the way.
+#include "absl/time/time.h"
 #include "nccl/link.h"
 
 #include <chrono>
@@ -11,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nccl/fake.h"
 #include "nccl/transfer_plan.h"
+#include "proto/steady_time.h"
 
 namespace muond::nccl {
 namespace {
@@ -86,8 +87,8 @@ class LinkTest : public testing::Test {
     UniqueId id;
     fake::TheLibrary().api.get_unique_id(&id);
     DoneSlot a, b;
-    a_ = daemon_->Connect(id, 0, absl::Now() + within, a.callback());
-    b_ = trainer_->Connect(id, 1, absl::Now() + within, b.callback());
+    a_ = daemon_->Connect(id, 0, SteadyNow() + within, a.callback());
+    b_ = trainer_->Connect(id, 1, SteadyNow() + within, b.callback());
     const absl::Status first = a.Wait();
     return {first, b.Wait()};
   }
@@ -95,7 +96,7 @@ class LinkTest : public testing::Test {
                         absl::Duration within = absl::Seconds(10)) {
     Exchange exchange;
     exchange.sends = std::move(pieces);
-    exchange.deadline = absl::Now() + within;
+    exchange.deadline = SteadyNow() + within;
     exchange.done = done.callback();
     return exchange;
   }
@@ -133,9 +134,9 @@ TEST_F(LinkTest, ExchangesMayBePostedBeforeThePeerIsThere) {
   fake::TheLibrary().api.get_unique_id(&id);
   DoneSlot ready_a, ready_b, sent, received;
   Memory from(trainer_->device(), "early"), to(daemon_->device(), ".....");
-  b_ = trainer_->Connect(id, 1, absl::Now() + absl::Seconds(10), ready_b.callback());
+  b_ = trainer_->Connect(id, 1, SteadyNow() + absl::Seconds(10), ready_b.callback());
   ASSERT_TRUE(b_->Post(Sends({from.piece()}, sent)).ok());
-  a_ = daemon_->Connect(id, 0, absl::Now() + absl::Seconds(10), ready_a.callback());
+  a_ = daemon_->Connect(id, 0, SteadyNow() + absl::Seconds(10), ready_a.callback());
   ASSERT_TRUE(a_->Post(Receives({to.piece()}, received)).ok());
   EXPECT_TRUE(ready_a.Wait().ok());
   EXPECT_TRUE(ready_b.Wait().ok());
@@ -163,7 +164,7 @@ TEST_F(LinkTest, APeerThatNeverComesIsGivenUpInTime) {
   UniqueId id;
   fake::TheLibrary().api.get_unique_id(&id);
   DoneSlot ready;
-  a_ = daemon_->Connect(id, 0, absl::Now() + absl::Milliseconds(50), ready.callback());
+  a_ = daemon_->Connect(id, 0, SteadyNow() + absl::Milliseconds(50), ready.callback());
   EXPECT_TRUE(absl::IsDeadlineExceeded(ready.Wait()));
   EXPECT_TRUE(absl::IsDeadlineExceeded(a_->status()));
 }
@@ -181,14 +182,14 @@ TEST_F(LinkTest, APeerKilledInAnExchangeCostsItsDeadlineAndNoOtherLink) {
   UniqueId id;
   fake::TheLibrary().api.get_unique_id(&id);
   DoneSlot ready_c, ready_d, killed, sent, received;
-  auto c = daemon_->Connect(id, 0, absl::Now() + absl::Seconds(10), ready_c.callback());
-  auto d = other_gpu->Connect(id, 1, absl::Now() + absl::Seconds(10), ready_d.callback());
+  auto c = daemon_->Connect(id, 0, SteadyNow() + absl::Seconds(10), ready_c.callback());
+  auto d = other_gpu->Connect(id, 1, SteadyNow() + absl::Seconds(10), ready_d.callback());
   ASSERT_TRUE(ready_c.Wait().ok());
   ASSERT_TRUE(ready_d.Wait().ok());
   fake::SetFaults({.silent = kTrainerGpu});
   Memory lost(daemon_->device(), "...."), from(other_gpu->device(), "live"),
       to(daemon_->device(), "....");
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   ASSERT_TRUE(a_->Post(Receives({lost.piece()}, killed, absl::Milliseconds(300))).ok());
   ASSERT_TRUE(c->Post(Receives({to.piece()}, received)).ok());
   ASSERT_TRUE(d->Post(Sends({from.piece()}, sent)).ok());
@@ -196,7 +197,7 @@ TEST_F(LinkTest, APeerKilledInAnExchangeCostsItsDeadlineAndNoOtherLink) {
   EXPECT_EQ(to.text(), "live");
   EXPECT_TRUE(sent.Wait().ok());
   EXPECT_TRUE(absl::IsDeadlineExceeded(killed.Wait()));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(5));
   // The device is fine: a new pair works.
   fake::SetFaults({});
   const auto [again, too] = Connect();
@@ -227,8 +228,8 @@ TEST_F(LinkTest, AnAbortThatBlocksLeavesTheThreadFree) {
   UniqueId id;
   fake::TheLibrary().api.get_unique_id(&id);
   DoneSlot ready_c, ready_d;
-  auto c = daemon_->Connect(id, 0, absl::Now() + absl::Seconds(10), ready_c.callback());
-  auto d = trainer_->Connect(id, 1, absl::Now() + absl::Seconds(10), ready_d.callback());
+  auto c = daemon_->Connect(id, 0, SteadyNow() + absl::Seconds(10), ready_c.callback());
+  auto d = trainer_->Connect(id, 1, SteadyNow() + absl::Seconds(10), ready_d.callback());
   EXPECT_TRUE(ready_c.Wait().ok());
   EXPECT_TRUE(ready_d.Wait().ok());
   EXPECT_TRUE(absl::IsCancelled(a_->status()));

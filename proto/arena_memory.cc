@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond {
 namespace {
@@ -49,9 +50,9 @@ long Futex(void* word, int operation, std::uint32_t value, const timespec* timeo
 
 absl::Status WaitReadable(int fd, absl::Duration timeout) {
   pollfd poll_fd{.fd = fd, .events = POLLIN, .revents = 0};
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   for (;;) {
-    const std::int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
+    const std::int64_t left = absl::ToInt64Milliseconds(deadline - SteadyNow());
     const auto wait = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
     const int ready = poll(&poll_fd, 1, wait);
     if (ready > 0) return absl::OkStatus();

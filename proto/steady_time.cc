@@ -1,18 +1,11 @@
 #include "proto/steady_time.h"
 
-#include <algorithm>
 #include <chrono>
 
 namespace muond {
 
 absl::Time SteadyNow() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
-
-gpr_timespec GrpcDeadline(absl::Time steady) {
-  if (steady == absl::InfiniteFuture()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
-  const timespec time = absl::ToTimespec(std::max(steady, absl::UnixEpoch()));
-  return {time.tv_sec, static_cast<std::int32_t>(time.tv_nsec), GPR_CLOCK_MONOTONIC};
 }
 
 }  // namespace muond

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "absl/time/time.h"
-#include "grpc/support/time.h"
 
 namespace muond {
 
@@ -11,14 +10,5 @@ namespace muond {
 // absl::UnixEpoch(), so that one that gets among times of day is at once seen to be none. Any
 // thread.
 absl::Time SteadyNow();
-
-// The same instant for gRPC: a deadline of a call, an alarm or a shutdown. absl::InfiniteFuture()
-// stays infinite, what is before the clock's origin becomes the origin.
-gpr_timespec GrpcDeadline(absl::Time steady);
-
-// A call's deadline, `timeout` from now.
-inline gpr_timespec GrpcDeadlineIn(absl::Duration timeout) {
-  return GrpcDeadline(SteadyNow() + timeout);
-}
 
 }  // namespace muond

@@ -3,6 +3,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/grpc_deadline.h"
 
 namespace muond {
 namespace {
@@ -19,17 +20,17 @@ TEST(SteadyTime, GoesForward) {
   EXPECT_GE(SteadyNow() - before, absl::Milliseconds(2));
 }
 
-TEST(SteadyTime, GrpcSeesTheSameInstant) {
+TEST(GrpcDeadline, IsTheSameInstant) {
   const absl::Duration left = FromNow(GrpcDeadlineIn(absl::Seconds(100)));
   EXPECT_GT(left, absl::Seconds(90));
   EXPECT_LE(left, absl::Seconds(100));
 }
 
-TEST(SteadyTime, GrpcIsAskedForNoWallClock) {
+TEST(GrpcDeadline, NeedsNoWallClock) {
   EXPECT_EQ(GrpcDeadline(SteadyNow()).clock_type, GPR_CLOCK_MONOTONIC);
 }
 
-TEST(SteadyTime, InfinityStaysAndThePastIsPast) {
+TEST(GrpcDeadline, InfinityStaysAndThePastIsPast) {
   EXPECT_EQ(gpr_time_cmp(GrpcDeadline(absl::InfiniteFuture()),
                          gpr_inf_future(GPR_CLOCK_MONOTONIC)), 0);
   EXPECT_LT(FromNow(GrpcDeadline(absl::InfinitePast())), absl::ZeroDuration());

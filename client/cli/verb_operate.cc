@@ -15,6 +15,7 @@
 #include "client/cli/text_table.h"
 #include "client/cli/verb.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond::cli {
 namespace {
@@ -69,9 +70,9 @@ VerbBody AttachDrain(CLI::App& command) {
       "Open runs go on; readiness probes fail, so that nothing new is sent here. When no run is\n"
       "open the daemon can be stopped. Exit code 3 when runs are open after --wait.");
   return [cancel, wait](VerbContext& context) -> absl::StatusOr<ExitCode> {
-    const absl::Time end = absl::Now() + absl::Seconds(*wait);
+    const absl::Time end = SteadyNow() + absl::Seconds(*wait);
     MUOND_ASSIGN_OR_RETURN(v1::DrainReply reply, context.admin.Drain(*cancel));
-    while (!*cancel && reply.open_runs_size() > 0 && absl::Now() < end) {
+    while (!*cancel && reply.open_runs_size() > 0 && SteadyNow() < end) {
       absl::SleepFor(kDrainPoll);
       MUOND_ASSIGN_OR_RETURN(reply, context.admin.Drain(false));
     }

@@ -1,7 +1,7 @@
 #include "client/cpp/admin.h"
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/retry.h"
 #include "google/protobuf/wrappers.pb.h"
@@ -9,7 +9,9 @@
 #include "grpcpp/impl/rpc_method.h"
 #include "proto/channel.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -22,7 +24,7 @@ absl::StatusOr<Reply> Ask(const std::shared_ptr<grpc::Channel>& channel, absl::D
   Reply reply;
   const auto stub = v1::Optimizer::NewStub(channel);
   MUOND_RETURN_IF_ERROR(
-      CallOnce(*stub, method, request, &reply, absl::Now() + timeout).status);
+      CallOnce(*stub, method, request, &reply, SteadyNow() + timeout).status);
   return reply;
 }
 
@@ -34,7 +36,7 @@ absl::StatusOr<Reply> AskCheckpoint(const std::shared_ptr<grpc::Channel>& channe
                                     const Request& request) {
   const auto stub = v1::Checkpoint::NewStub(channel);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context.set_deadline(GrpcDeadlineIn(timeout));
   Reply reply;
   MUOND_RETURN_IF_ERROR(FromGrpc((stub.get()->*method)(&context, request, &reply)));
   return reply;
@@ -106,7 +108,7 @@ absl::StatusOr<std::string> Admin::Health(const std::string& service) {
   request.set_value(service);
   google::protobuf::Int32Value reply;
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout_));
+  context.set_deadline(GrpcDeadlineIn(timeout_));
   const grpc::internal::RpcMethod check("/grpc.health.v1.Health/Check",
                                         grpc::internal::RpcMethod::NORMAL_RPC);
   const grpc::Status status =

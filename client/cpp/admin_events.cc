@@ -1,7 +1,8 @@
 // The calls of admin.proto.
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/admin.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -14,7 +15,7 @@ absl::StatusOr<Reply> Ask(const std::shared_ptr<grpc::Channel>& channel, absl::D
                           const Request& request) {
   Reply reply;
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context.set_deadline(GrpcDeadlineIn(timeout));
   const auto stub = v1::Admin::NewStub(channel);
   if (const grpc::Status status = (stub.get()->*method)(&context, request, &reply); !status.ok()) {
     return FromGrpc(status);
@@ -49,7 +50,7 @@ absl::Status Admin::Watch(const std::string& run, absl::Duration longest,
   v1::WatchRequest request;
   request.set_run(run);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + longest));
+  context.set_deadline(GrpcDeadlineIn(longest));
   const auto stub = v1::Admin::NewStub(channel_);
   const auto reader = stub->Watch(&context, request);
   v1::StepEvent event;

@@ -3,9 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/retry.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -24,13 +25,13 @@ bool MakesSense(const v1::ArenaWindow& window, std::int64_t total) {
 
 absl::StatusOr<ReceivedArena> FetchArena(const std::string& own, const v1::OpenArenaReply& opened,
                                          absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   if (!own.empty() && own != opened.socket()) {
     auto received = ReceiveArena(own, opened.handle(), timeout);
     // A daemon that answered has said all: the handle is used up.
     if (received.ok() || absl::IsPermissionDenied(received.status())) return received;
   }
-  return ReceiveArena(opened.socket(), opened.handle(), deadline - absl::Now());
+  return ReceiveArena(opened.socket(), opened.handle(), deadline - SteadyNow());
 }
 
 absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaLink::Attach(v1::Optimizer::Stub& stub,
@@ -48,7 +49,7 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> ArenaLink::Attach(v1::Optimizer::Stub
   MUOND_RETURN_IF_ERROR(result.status);
   *handle = opened.handle();
   MUOND_ASSIGN_OR_RETURN(ReceivedArena received,
-                         FetchArena(request.socket, opened, deadline - absl::Now()));
+                         FetchArena(request.socket, opened, deadline - SteadyNow()));
   MUOND_ASSIGN_OR_RETURN(ArenaMemory memory,
                          ArenaMemory::Map(std::move(received.memory), opened.bytes()));
   // The mapping is all that is needed.

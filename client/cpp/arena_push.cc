@@ -13,7 +13,9 @@
 #include "grpcpp/client_context.h"
 #include "proto/convert.h"
 #include "proto/crc32c.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -147,7 +149,7 @@ class Filler {
     for (;;) {
       const std::uint64_t drained = memory.Get(w.place.drained());
       if (drained >= static_cast<std::uint64_t>(w.sequence)) return true;
-      if (stream_.ended() || absl::Now() >= deadline_) return false;
+      if (stream_.ended() || SteadyNow() >= deadline_) return false;
       memory.WaitWhile(w.place.drained(), drained, kLook);
     }
   }
@@ -206,7 +208,7 @@ template <typename Message, typename Prepare>
 CallResult Send(const PushJob& job, const Message& head, absl::Time deadline, Prepare prepare) {
   const auto stub = v1::Optimizer::NewStub(job.channel);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
   const CancelScope scope(job.canceller, job.epoch, &context);
   Stream<Message> stream;

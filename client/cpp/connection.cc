@@ -6,9 +6,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/call_scope.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -90,15 +92,15 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(
 }
 
 void Connection::Pause(absl::Duration duration) {
-  const absl::Time end = absl::Now() + duration;
+  const absl::Time end = SteadyNow() + duration;
   for (grpc::Channel* channel : {control_channel_.get(), bulk_.get()}) {
     if (control_channel_ == nullptr) break;  // inside the process: nothing to connect
     // Waiting is what makes gRPC work on it.
     if (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_READY) {
-      channel->WaitForConnected(absl::ToChronoTime(end));
+      channel->WaitForConnected(GrpcDeadline(end));
     }
   }
-  CallScope::Sleep(end - absl::Now());
+  CallScope::Sleep(end - SteadyNow());
 }
 
 std::string Connection::arena_socket() const {

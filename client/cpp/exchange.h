@@ -46,8 +46,8 @@ bool FillFits(const ExchangePath& path, const SlicePart& part, bool initial);
 // Asks for the sinks' slices; TakePull then brings them where they belong.
 absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
                      v1::ExchangePull* pull);
-// INTERNAL when the window's fence says that the daemon wrote something else; through a pair, errors
-// as PairLink::Receive, by the deadline.
+// INTERNAL when the window's fence says that the daemon wrote something else; through a pair,
+// errors as PairLink::Receive, by the deadline.
 absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
                       const v1::ExchangePull& pull, const v1::ExchangeReply& reply,
                       absl::Time deadline);

@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/arena.h"
 #include "client/cpp/retry.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -60,7 +61,7 @@ absl::StatusOr<std::shared_ptr<GpuLink>> GpuLink::Attach(
                                                request.id.run(), request.gpu, opened.gpu()));
   }
   MUOND_ASSIGN_OR_RETURN(ReceivedArena received,
-                         FetchArena(request.socket, opened, deadline - absl::Now()));
+                         FetchArena(request.socket, opened, deadline - SteadyNow()));
   MUOND_ASSIGN_OR_RETURN(ArenaMemory memory,
                          ArenaMemory::Map(std::move(received.memory), opened.bytes()));
   memory.DropDescriptor();

@@ -12,6 +12,7 @@
 #include "grpcpp/support/sync_stream.h"
 #include "proto/check.h"
 #include "proto/chunk_message.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -40,7 +41,7 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
   PullAssembly assembly(job, request);
   if (assembly.empty()) return {};  // an empty list in the request would mean all slices
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
   const CancelScope scope(job.canceller, job.epoch, &context);
   if (job.arena != nullptr) return ReceiveThroughArena(job, request, assembly, context);

@@ -12,6 +12,7 @@
 #include "grpcpp/support/sync_stream.h"
 #include "proto/chunk_message.h"
 #include "proto/convert.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -63,7 +64,7 @@ template <typename Message, typename Reply>
 CallResult Send(const PushJob& job, const char* method, const Message& head, absl::Time deadline,
                 Reply* reply) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
   const CancelScope scope(job.canceller, job.epoch, &context);
   reply->Clear();

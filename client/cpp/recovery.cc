@@ -5,9 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/cancel.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -71,7 +72,7 @@ absl::Status Recovery::After(const CallResult& failure, std::int64_t generation)
   }
   if (session_.options_.recovery_timeout <= absl::ZeroDuration()) return failure.status;
   if (start_ == absl::InfiniteFuture()) {
-    start_ = absl::Now();
+    start_ = SteadyNow();
     Tell(Interruption::Phase::kBegun, failure.status);
   } else {
     Tell(Interruption::Phase::kLasting, failure.status);
@@ -83,7 +84,7 @@ absl::Status Recovery::Await(absl::Status cause) {
   for (int looks = 1;; ++looks) {
     // Ranks and daemons that were interrupted together do not come back together.
     const absl::Duration pause = BackoffDelay(std::max(looks, attempts_), random_);
-    if (absl::Now() + pause >= deadline()) return GiveUp(cause);
+    if (SteadyNow() + pause >= deadline()) return GiveUp(cause);
     if (!session_.canceller_->Sleep(pause, epoch_)) {
       return GiveUp(absl::CancelledError(
           absl::StrFormat("run \"%s\": %s: cancelled", session_.spec_.name, action_)));
@@ -113,9 +114,9 @@ absl::Status Recovery::Look(bool* again) {
   }
   if (!session_.mixed_.ok()) {
     // While the generation is raised one daemon has new state, the next one not yet.
-    mixed_since_ = std::min(mixed_since_, absl::Now());
+    mixed_since_ = std::min(mixed_since_, SteadyNow());
     *again = !session_.one_generation_ &&
-             absl::Now() < mixed_since_ + session_.options_.call_timeout;
+             SteadyNow() < mixed_since_ + session_.options_.call_timeout;
     return session_.mixed_;
   }
   mixed_since_ = absl::InfiniteFuture();
@@ -140,7 +141,7 @@ absl::Status Recovery::GiveUp(const absl::Status& cause) {
 
 void Recovery::Tell(Interruption::Phase phase, const absl::Status& cause) {
   told_ = cause;
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   const Interruption interruption{.phase = phase,
                                   .run = session_.spec_.name,
                                   .rank = session_.rank_,

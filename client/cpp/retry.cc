@@ -7,6 +7,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -92,7 +93,7 @@ CallResult CallWithRetries(const RetryPlan& plan,
 }
 
 std::int64_t WaitMs(absl::Time deadline) {
-  const absl::Duration left = deadline - absl::Now();
+  const absl::Duration left = deadline - SteadyNow();
   const absl::Duration margin =
       std::min(std::max(left / 20, absl::Milliseconds(50)), absl::Seconds(1));
   return std::max<std::int64_t>(absl::ToInt64Milliseconds(std::max(left - margin, left / 2)), 1);

@@ -13,13 +13,14 @@
 
 #include "absl/random/bit_gen_ref.h"
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/call_scope.h"
 #include "client/cpp/cancel.h"
 #include "grpcpp/client_context.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 
@@ -51,7 +52,7 @@ struct Attempt {
 
 // Time as the retries see it; tests bring their own.
 struct RetryClock {
-  std::function<absl::Time()> now = [] { return absl::Now(); };
+  std::function<absl::Time()> now = [] { return SteadyNow(); };
   std::function<void(absl::Duration)> sleep = [](absl::Duration d) { CallScope::Sleep(d); };
 };
 
@@ -85,7 +86,7 @@ CallResult CallOnce(v1::Optimizer::Stub& stub,
                                                                 const Request&, Reply*),
                     const Request& request, Reply* reply, const Attempt& attempt) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(attempt.deadline));
+  context.set_deadline(GrpcDeadline(attempt.deadline));
   const CallScope::Call scoped(context);
   const CancelScope scope(attempt.canceller, attempt.epoch, &context);
   reply->Clear();

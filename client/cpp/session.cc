@@ -17,6 +17,7 @@
 #include "client/cpp/slice_table.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "proto/steady_time.h"
 #include "proto/version.h"
 
 namespace muond::client {
@@ -116,7 +117,7 @@ absl::Status Session::Rejoin() { return RejoinBy(absl::InfiniteFuture()); }
 absl::Status Session::RejoinBy(absl::Time deadline) {
   DrainQueue();  // what it pushed belongs to the step that is given up
   const auto timeout = [&] {
-    return std::max(std::min(options_.call_timeout, deadline - absl::Now()), kShortestCall);
+    return std::max(std::min(options_.call_timeout, deadline - SteadyNow()), kShortestCall);
   };
   v1::RegisterReply first;
   MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), timeout(), &first).status);
@@ -235,7 +236,7 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
 }
 
 absl::Status Session::AwaitRestore(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   absl::BitGen random;
   for (int attempt = 1;; ++attempt) {
     const absl::Status joined = RejoinBy(deadline);
@@ -244,12 +245,12 @@ absl::Status Session::AwaitRestore(absl::Duration timeout) {
       return joined;
     }
     if (joined.ok() && state() != v1::RUN_STATE_NEEDS_RESTORE) return absl::OkStatus();
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(absl::StrFormat(
           "run \"%s\": restore: %s", spec_.name,
           joined.ok() ? "its state was not restored in time" : joined.message()));
     }
-    absl::SleepFor(std::min(BackoffDelay(attempt, random), deadline - absl::Now()));
+    absl::SleepFor(std::min(BackoffDelay(attempt, random), deadline - SteadyNow()));
   }
 }
 

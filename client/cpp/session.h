@@ -31,11 +31,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/gpu.h"
 #include "client/cpp/interruption.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/steady_time.h"
 #include "proto/tls.h"
 #include "proto/values.h"
 
@@ -96,8 +96,8 @@ struct SessionOptions {
   // rank's; nothing: each parameter's own. A wider one is refused when it is pushed.
   std::optional<Dtype> gpu_gradient_dtype;
   std::int64_t gpu_windows = 2;  // towards the daemon
-  // Of path "nccl": a daemon's windows for gradients are this large, or as large as the largest slice
-  // where that is more.
+  // Of path "nccl": a daemon's windows for gradients are this large, or as large as the largest
+  // slice where that is more.
   std::int64_t nccl_window_bytes = std::int64_t{512} << 20;
   absl::Duration nccl_timeout = absl::Seconds(20);  // to make a pair, and of each exchange
   // NCCL on this trainer's GPU, null: the machine's (nccl/library.h). Tests bring their own.
@@ -314,7 +314,7 @@ class Session {
   // The thread of this trainer's GPU; the reason where there is no NCCL.
   absl::StatusOr<std::shared_ptr<nccl::Worker>> NcclWorker();
   absl::Status AttachPair(int daemon);
-  absl::Time NcclDeadline() const { return absl::Now() + options_.nccl_timeout; }
+  absl::Time NcclDeadline() const { return SteadyNow() + options_.nccl_timeout; }
   // Fills one behind the other, as many under way as the pair has windows; one attempt. `done`: how
   // many parts the daemon has taken, from the front on.
   CallResult FillPair(int daemon, std::span<const SlicePart> parts, bool initial, bool* complete,

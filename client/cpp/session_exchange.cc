@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/exchange.h"
@@ -14,6 +14,7 @@
 #include "proto/check.h"
 #include "proto/convert.h"
 #include "proto/pointer_lease.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 
@@ -97,7 +98,7 @@ absl::Status Session::AttachGpu(int daemon) {
                                 .gpu = gpu_uuid_,
                                 .socket = connection.arena_socket()};
   std::string handle;
-  const absl::Time deadline = absl::Now() + options_.call_timeout;
+  const absl::Time deadline = SteadyNow() + options_.call_timeout;
   auto link = GpuLink::Attach(connection.control(), request, LayoutFor(daemon), driver, deadline,
                               &handle);
   if (link.ok()) {
@@ -247,7 +248,8 @@ CallResult Session::FillDirect(int daemon, const std::string& action,
           MUOND_ASSIGN_OR_RETURN(const auto path, ExchangeWith(daemon));
           if (!path.has_value()) return PathLost(daemon);
           request.set_initial(initial);
-          MUOND_ASSIGN_OR_RETURN(taken, PutFill(*path, parts, NcclDeadline(), request.mutable_fill()));
+          MUOND_ASSIGN_OR_RETURN(
+              taken, PutFill(*path, parts, NcclDeadline(), request.mutable_fill()));
           return absl::OkStatus();
         },
         &reply);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/call_scope.h"
 #include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
@@ -17,6 +17,7 @@
 #include "nccl/cuda/cuda_device.h"
 #include "nccl/library.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 namespace {
@@ -92,7 +93,7 @@ CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool 
   if (!path.ok()) return {path.status(), std::nullopt};
   if (!path->has_value() || (*path)->pair == nullptr) return {PathLost(daemon), std::nullopt};
   PairLink& pair = *(*path)->pair;
-  const Attempt attempt{.deadline = absl::Now() + options_.bulk_timeout,
+  const Attempt attempt{.deadline = SteadyNow() + options_.bulk_timeout,
                         .canceller = canceller_.get(),
                         .epoch = canceller_->epoch()};
   std::deque<std::unique_ptr<Flight>> flights;
@@ -147,7 +148,7 @@ absl::Status Session::SettlePair(const ExchangePath& path, const absl::Status& a
   // After an answer that is no error the daemon has it all. After another it may not have asked
   // NCCL for any of it: what has not gone by now is waited for by nobody.
   if (answer.ok()) return path.pair->AwaitSent(absl::InfiniteFuture());
-  const absl::Status sent = path.pair->AwaitSent(absl::Now() + absl::Milliseconds(50));
+  const absl::Status sent = path.pair->AwaitSent(SteadyNow() + absl::Milliseconds(50));
   if (!sent.ok()) path.pair->Abandon(sent);
   return sent;
 }

@@ -18,6 +18,7 @@
 #include "client/cpp/session.h"
 #include "client/cpp/slice_table.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond::client {
 
@@ -54,7 +55,7 @@ absl::Status Session::AttachArena(int daemon, std::int64_t generation) {
   request.id.set_run(spec_.name);
   request.id.set_generation(generation);
   std::string handle;
-  const absl::Time deadline = absl::Now() + options_.call_timeout;
+  const absl::Time deadline = SteadyNow() + options_.call_timeout;
   auto arena = ArenaLink::Attach(connection.control(), request, deadline, &handle);
   if (arena.ok()) {
     connection.path().arena = *std::move(arena);
@@ -114,14 +115,14 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
     replies[daemon].set_complete(complete);
     return result;
   };
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   CallResult result;
   for (int tries = 1;; ++tries) {
     result = daemons_->ForEach(send);
     // Daemons that have restarted may be raising the generation.
     const bool elsewhere = !result.status.ok() && result.position.has_value() &&
                            result.position->generation() != generation_;
-    if (!elsewhere || absl::Now() - start > options_.call_timeout) break;
+    if (!elsewhere || SteadyNow() - start > options_.call_timeout) break;
     absl::BitGen random;
     absl::SleepFor(BackoffDelay(tries, random));
     MUOND_RETURN_IF_ERROR(Rejoin());

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
 
 namespace muond {
@@ -31,7 +32,7 @@ std::vector<Answer> Ask(Peers& peers,
       return;
     }
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_deadline(GrpcDeadline(deadline));
     Reply reply;
     const absl::Status status = Named(
         peers, daemon,
@@ -65,7 +66,7 @@ std::vector<absl::Status> AskStage(Peers& peers, const v1::StageRequest& request
 absl::StatusOr<v1::SaveReply> PassOn(Peers& peers, const v1::SaveRequest& request,
                                      absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(GrpcDeadline(deadline));
   v1::SaveReply reply;
   MUOND_RETURN_IF_ERROR(FromGrpc(peers.checkpoints(0).Save(&context, request, &reply)));
   return reply;
@@ -74,7 +75,7 @@ absl::StatusOr<v1::SaveReply> PassOn(Peers& peers, const v1::SaveRequest& reques
 absl::StatusOr<v1::RestoreReply> PassOn(Peers& peers, const v1::RestoreRequest& request,
                                         absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(GrpcDeadline(deadline));
   v1::RestoreReply reply;
   MUOND_RETURN_IF_ERROR(FromGrpc(peers.checkpoints(0).Restore(&context, request, &reply)));
   return reply;

@@ -3,8 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
 
 namespace muond {
@@ -22,7 +23,7 @@ absl::StatusOr<std::vector<v1::StateHashesReply>> AskStateHashes(Peers& peers,
   AtOnce(peers.count(), [&](int daemon) {
     if (daemon == peers.self()) return;
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_deadline(GrpcDeadlineIn(timeout));
     statuses[daemon] =
         FromGrpc(peers.stub(daemon).StateHashes(&context, request, &replies[daemon]));
   });

@@ -1,8 +1,9 @@
 #include "server/cluster/hello.h"
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
 #include "proto/version.h"
 
@@ -19,7 +20,7 @@ std::vector<HelloAnswer> AskHello(Peers& peers, const std::string& run,
   AtOnce(static_cast<int>(answers.size()), [&](int i) {
     HelloAnswer& answer = answers[i];
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    context.set_deadline(GrpcDeadlineIn(timeout));
     v1::HelloReply reply;
     answer.status = FromGrpc(peers.stub(answer.daemon).Hello(&context, request, &reply));
     if (answer.status.ok()) {

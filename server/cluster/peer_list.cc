@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 
 namespace muond {
 namespace {
@@ -96,18 +97,18 @@ absl::StatusOr<std::vector<std::string>> Resolve(const PeerOptions& options) {
         options.peers));
   }
   const std::size_t colon = name.rfind(':');
-  const absl::Time deadline = absl::Now() + options.resolve_timeout;
+  const absl::Time deadline = SteadyNow() + options.resolve_timeout;
   for (;;) {
     std::string why;
     std::vector<std::string> found = LookUp(name.substr(0, colon), name.substr(colon + 1), &why);
     if (static_cast<int>(found.size()) == options.daemons_expected) return found;
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::UnavailableError(absl::StrFormat(
           "peers: \"%s\": expected %d addresses, found %d%s after %s", options.peers,
           options.daemons_expected, found.size(), why.empty() ? "" : " (" + why + ")",
           absl::FormatDuration(options.resolve_timeout)));
     }
-    absl::SleepFor(std::min(absl::Seconds(1), deadline - absl::Now()));
+    absl::SleepFor(std::min(absl::Seconds(1), deadline - SteadyNow()));
   }
 }
 

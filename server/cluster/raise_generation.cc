@@ -8,7 +8,9 @@
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
+#include "proto/steady_time.h"
 #include "server/cluster/vote_message.h"
 
 namespace muond {
@@ -27,7 +29,7 @@ std::vector<absl::Status> AskAll(int daemons, absl::Time deadline,
       results[daemon] = ask(daemon);
       const bool again =
           absl::IsUnavailable(results[daemon]) || absl::IsDeadlineExceeded(results[daemon]);
-      if (!again || absl::Now() + kPause >= deadline) return;
+      if (!again || SteadyNow() + kPause >= deadline) return;
       absl::SleepFor(kPause);
     }
   });
@@ -35,7 +37,7 @@ std::vector<absl::Status> AskAll(int daemons, absl::Time deadline,
 }
 
 void SetDeadline(grpc::ClientContext& context, absl::Time deadline) {
-  context.set_deadline(absl::ToChronoTime(std::min(absl::Now() + kCallTimeout, deadline)));
+  context.set_deadline(GrpcDeadline(std::min(SteadyNow() + kCallTimeout, deadline)));
 }
 
 // `promised`: what a daemon that refuses has promised, so that the next try goes above it at once.
@@ -143,7 +145,7 @@ absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::st
   absl::Status status;
   // A daemon that is ahead, by another's unfinished try, refuses: go above it.
   std::int64_t highest = current;
-  while (absl::Now() < deadline) {
+  while (SteadyNow() < deadline) {
     const std::int64_t generation = own_above(highest);
     highest = generation;
     status =

@@ -2,8 +2,9 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "grpcpp/alarm.h"
+#include "proto/grpc_deadline.h"
 
 namespace muond {
 
@@ -13,7 +14,7 @@ Timer::~Timer() = default;
 void Timer::Set(absl::Duration delay, std::function<void()> action) {
   // An alarm that goes away is cancelled.
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(absl::ToChronoTime(absl::Now() + delay), [action = std::move(action)](bool fired) {
+  alarm_->Set(GrpcDeadlineIn(delay), [action = std::move(action)](bool fired) {
     if (fired) action();
   });
 }

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
+#include "proto/steady_time.h"
 #include "server/cluster/vote_message.h"
 
 namespace muond {
@@ -81,9 +83,9 @@ void VoteExchange::Send(Line& line) {
   *line.request.mutable_peer() = introduction_;
   line.request.set_step(step_);
   VotesToProto(known, line.request.mutable_votes());
-  line.sent = absl::Now();
+  line.sent = SteadyNow();
   line.context = std::make_unique<grpc::ClientContext>();
-  line.context->set_deadline(absl::ToChronoTime(absl::Now() + kCallTimeout));
+  line.context->set_deadline(GrpcDeadlineIn(kCallTimeout));
   peers_->stub(line.daemon)
       .async()
       ->Vote(line.context.get(), &line.request, &line.reply,
@@ -96,7 +98,7 @@ void VoteExchange::OnReply(Line& line, const absl::Status& status) {
   if (stopped()) return;
   const bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   if (!unreachable) line.failing_since = absl::InfiniteFuture();
-  if (!unreachable && listener_.answered) listener_.answered(absl::Now() - line.sent);
+  if (!unreachable && listener_.answered) listener_.answered(SteadyNow() - line.sent);
   if (status.ok()) {
     const v1::RunPosition& position = line.reply.position();
     if (const auto votes = VotesFromProto(line.reply.votes()); votes.ok()) {
@@ -110,8 +112,8 @@ void VoteExchange::OnReply(Line& line, const absl::Status& status) {
   } else if (!unreachable) {
     listener_.trouble(line.daemon, status);
   } else {
-    line.failing_since = std::min(line.failing_since, absl::Now());
-    if (absl::Now() - line.failing_since >= peers_->patience()) {
+    line.failing_since = std::min(line.failing_since, SteadyNow());
+    if (SteadyNow() - line.failing_since >= peers_->patience()) {
       listener_.trouble(line.daemon, absl::UnavailableError(status.message()));
     }
   }
@@ -120,7 +122,7 @@ void VoteExchange::OnReply(Line& line, const absl::Status& status) {
   const absl::Duration pause = line.pause;
   line.pause = std::min(line.pause * kPauseGrowth, kLongestPause);
   // An alarm keeps its callback for life: holding `self` there would keep the exchange for ever.
-  line.alarm.Set(absl::ToChronoTime(absl::Now() + pause),
+  line.alarm.Set(GrpcDeadlineIn(pause),
                  [weak = weak_from_this(), &line](bool fired) {
                    const auto self = fired ? weak.lock() : nullptr;
                    if (self != nullptr) self->Send(line);

@@ -239,7 +239,7 @@ std::vector<Setting> LimitSettings() {
               MUOND_FIELD(service.max_arenas)),
       Text("nccl", "WHICH", "NCCL with trainers on other GPUs: auto (where it is found) or off",
            MUOND_FIELD(service.nccl)),
-      Text("nccl-library", "FILE", "the NCCL library; empty: libnccl.so.2 where the loader finds it",
+      Text("nccl-library", "FILE", "the NCCL library; empty: libnccl.so.2, as the loader finds it",
            MUOND_FIELD(service.nccl_library)),
       Duration("nccl-deadline", "how long a trainer may not join a pair, or an exchange not end",
                MUOND_FIELD(service.nccl_deadline)),

@@ -9,7 +9,9 @@
 #include "absl/strings/str_join.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
 #include "proto/status.h"
+#include "proto/steady_time.h"
 #include "server/daemon/backends.h"
 #include "server/daemon/build_info.h"
 #include "server/daemon/service_impl.h"
@@ -177,7 +179,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .backend = std::string(impl->backends[0]->name()),
                  .backend_description = DescriptionOf(impl->backends),
                  .daemon_name = options.listen.empty() ? "in-process" : options.listen.front(),
-                 .started = absl::Now()});
+                 .started = SteadyNow()});
   impl->peer_service = std::make_unique<PeerService>(impl->runs.get());
   impl->admin_service = impl->MakeAdminService(options.settings);
   impl->WatchQueues();
@@ -228,7 +230,7 @@ std::string Service::Metrics() { return impl_->metrics->Serialize(); }
 
 absl::Status Service::CheckAlive(absl::Duration timeout) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  context.set_deadline(GrpcDeadlineIn(timeout));
   v1::StatusReply reply;
   return FromGrpc(v1::Optimizer::NewStub(channel())->Status(&context, v1::StatusRequest(), &reply));
 }
@@ -246,7 +248,7 @@ void Service::Stop(absl::Duration grace) {
   }
   // Their calls last as long as they do, and would use up the grace.
   impl_->pairs->CloseAll(absl::UnavailableError("the daemon is shutting down: try again later"));
-  impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  impl_->server->Shutdown(GrpcDeadlineIn(grace));
   impl_->server->Wait();
   if (impl_->health_server != nullptr) impl_->health_server->Shutdown();
   impl_->arena_socket.reset();

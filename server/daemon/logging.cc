@@ -3,8 +3,8 @@
 #include <memory>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
+#include "proto/steady_time.h"
 #include "server/daemon/log_filter.h"
 #include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/base_sink.h"
@@ -48,7 +48,7 @@ class LimitedSink final : public spdlog::sinks::base_sink<std::mutex> {
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     const auto text =
-        filter_.Admit({message.payload.data(), message.payload.size()}, absl::Now());
+        filter_.Admit({message.payload.data(), message.payload.size()}, SteadyNow());
     if (!text) return;
     spdlog::details::log_msg written = message;
     written.payload = *text;

@@ -13,7 +13,9 @@ namespace muond {
 absl::StatusOr<NcclPlatform> Service::Impl::FindNccl(const ServiceOptions& options) const {
   const auto gpus = Gpus();
   if (gpus.empty()) return absl::FailedPreconditionError("NCCL: the daemon computes on no GPU");
-  if (options.nccl == "off") return absl::FailedPreconditionError("NCCL: it is turned off (--nccl)");
+  if (options.nccl == "off") {
+    return absl::FailedPreconditionError("NCCL: it is turned off (--nccl)");
+  }
   if (options.find_nccl != nullptr) return options.find_nccl();
   NcclPlatform platform;
   MUOND_ASSIGN_OR_RETURN(platform.library, nccl::Load(options.nccl_library));

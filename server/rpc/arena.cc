@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/tenant.h"
@@ -33,7 +33,7 @@ absl::Status Open(const RpcContext& context, const Run& run, const v1::OpenArena
     }
     size.gpu = *gpu;
   }
-  auto arena = context.arenas->Open({run.name(), request.rank()}, size, absl::Now());
+  auto arena = context.arenas->Open({run.name(), request.rank()}, size, SteadyNow());
   if (!arena.ok()) {
     context.metrics->OnTransportError(
         size.gpu == nullptr ? TransportPath::kArena : TransportPath::kCudaIpc,

@@ -11,6 +11,7 @@
 #include "grpcpp/alarm.h"
 #include "proto/check.h"
 #include "proto/convert.h"
+#include "proto/grpc_deadline.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/exchange_fill.h"
 #include "server/rpc/exchange_windows.h"
@@ -171,7 +172,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
       std::lock_guard lock(mutex_);
       if (ended_) return;
       // An alarm keeps its callback for life: holding this there would keep call and run for ever.
-      alarm_.Set(absl::ToChronoTime(absl::Now() + wait),
+      alarm_.Set(GrpcDeadlineIn(wait),
                  [weak = std::weak_ptr<Shared>(self)](bool fired) {
                    const auto waiting = fired ? weak.lock() : nullptr;
                    if (waiting != nullptr) waiting->run_->Deadline(waiting->waiter_);

@@ -87,7 +87,9 @@ class Taker {
     }
     std::vector<std::uint64_t> sums(some.size(), 0);
     if (auto error = memory.MoveAll(moves, sums)) return absl::InternalError(error.message());
-    for (std::size_t i = 0; i < some.size(); ++i) MUOND_RETURN_IF_ERROR(CheckSum(*some[i], sums[i]));
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      MUOND_RETURN_IF_ERROR(CheckSum(*some[i], sums[i]));
+    }
     for (std::size_t i = 0; i < some.size(); ++i) some[i]->slice.receiver->EndMoves(sums[i]);
     return absl::OkStatus();
   }

@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/check.h"
 #include "proto/pointer_lease.h"
+#include "proto/steady_time.h"
 #include "server/rpc/transport_choice.h"
 #include "server/transport/gpu_arena.h"
 
@@ -109,7 +110,7 @@ class PairWindows final : public ExchangeWindows {
   std::shared_ptr<void> keepalive() const override { return pair_; }
 
  private:
-  absl::Time Deadline() const { return absl::Now() + rpc_.pairs->patience(); }
+  absl::Time Deadline() const { return SteadyNow() + rpc_.pairs->patience(); }
 
   const RpcContext& rpc_;
   const std::shared_ptr<Pair> pair_;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "grpcpp/alarm.h"
 #include "proto/convert.h"
+#include "proto/grpc_deadline.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/tenant.h"
@@ -36,7 +37,7 @@ class WaitingCall final : public grpc::ServerUnaryReactor {
     shared->waiter = waiter;
     // From here on `this` may be gone: the answer can have come already. An alarm keeps its
     // callback for life: holding `shared` there would keep call and run for ever.
-    shared->alarm.Set(absl::ToChronoTime(absl::Now() + wait),
+    shared->alarm.Set(GrpcDeadlineIn(wait),
                       [weak = std::weak_ptr<Shared>(shared)](bool fired) {
                         const auto waiting = fired ? weak.lock() : nullptr;
                         if (waiting != nullptr) waiting->run->Deadline(waiting->waiter);

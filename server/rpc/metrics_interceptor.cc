@@ -2,8 +2,9 @@
 
 #include <string>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/status.h"
+#include "proto/steady_time.h"
 
 namespace muond {
 namespace {
@@ -34,18 +35,18 @@ absl::StatusCode CodeOf(const grpc::Status& status) {
 
 class CallMetrics final : public grpc::experimental::Interceptor {
  public:
-  explicit CallMetrics(RpcMetrics& metrics) : metrics_(metrics), started_(absl::Now()) {
+  explicit CallMetrics(RpcMetrics& metrics) : metrics_(metrics), started_(SteadyNow()) {
     metrics_.OnStarted();
   }
   // A call that ended without a status of ours was cancelled by its caller.
   ~CallMetrics() override {
-    if (!handled_) metrics_.OnHandled(absl::StatusCode::kCancelled, absl::Now() - started_);
+    if (!handled_) metrics_.OnHandled(absl::StatusCode::kCancelled, SteadyNow() - started_);
   }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
       handled_ = true;
-      metrics_.OnHandled(CodeOf(methods->GetSendStatus()), absl::Now() - started_);
+      metrics_.OnHandled(CodeOf(methods->GetSendStatus()), SteadyNow() - started_);
     }
     methods->Proceed();
   }

@@ -4,8 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
 #include "spdlog/spdlog.h"
@@ -13,8 +14,8 @@
 namespace muond {
 namespace {
 
-// Tells the trainer of its pair, and then waits for one of them to go away. What happens to the pair
-// may be told after the call has ended: the state is shared.
+// Tells the trainer of its pair, and then waits for one of them to go away. What happens to the
+// pair may be told after the call has ended: the state is shared.
 class PairCall final : public grpc::ServerWriteReactor<v1::OpenPairReply> {
  public:
   PairCall(grpc::CallbackServerContext* context, const RpcContext& rpc,
@@ -74,7 +75,7 @@ class PairCall final : public grpc::ServerWriteReactor<v1::OpenPairReply> {
     }
     pair_ = *std::move(pair);
     const absl::Duration patience = rpc_.pairs->patience();
-    pair_->Connect(id, absl::Now() + patience, [metrics = rpc_.metrics](const absl::Status& met) {
+    pair_->Connect(id, SteadyNow() + patience, [metrics = rpc_.metrics](const absl::Status& met) {
       if (!met.ok()) metrics->OnTransportError(TransportPath::kNccl, TransportError::kTimeout);
     });
     reply_.set_handle(pair_->handle());

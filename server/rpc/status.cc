@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include "proto/convert.h"
+#include "proto/steady_time.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/tenant.h"
@@ -52,7 +53,7 @@ grpc::ServerUnaryReactor* OptimizerService::Status(grpc::CallbackServerContext* 
   reply->set_version(context_.version);
   reply->set_backend(context_.backend);
   reply->set_backend_description(context_.backend_description);
-  reply->set_uptime_seconds(absl::ToDoubleSeconds(absl::Now() - context_.started));
+  reply->set_uptime_seconds(absl::ToDoubleSeconds(SteadyNow() - context_.started));
   reply->set_pid(getpid());
   if (!request->run().empty()) {
     const auto run = FindRun(*context, *context_.runs, request->run());

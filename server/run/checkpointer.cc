@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 #include "server/checkpoint/layout.h"
 #include "server/checkpoint/part.h"
 #include "server/cluster/ask_checkpoint.h"
@@ -69,7 +70,7 @@ bool HasVoted(const std::vector<CastVote>& votes, int daemon) {
 // before it voted never will.
 void AwaitVerdict(Peers& peers, const Run& run, absl::Time deadline) {
   absl::Time withheld = absl::InfiniteFuture();  // since when such a daemon is known
-  while (absl::Now() < deadline && absl::Now() - withheld < kVoteTravels) {
+  while (SteadyNow() < deadline && SteadyNow() - withheld < kVoteTravels) {
     const auto votes = run.VotesOf(run.Position().next_step);
     if (!HasVoted(votes, peers.self())) return;
     bool seen = false;
@@ -78,7 +79,7 @@ void AwaitVerdict(Peers& peers, const Run& run, absl::Time deadline) {
       seen = seen || (answer.status.ok() && answer.position.state == v1::RUN_STATE_DRAINING &&
                       !HasVoted(votes, answer.daemon));
     }
-    withheld = seen ? std::min(withheld, absl::Now()) : absl::InfiniteFuture();
+    withheld = seen ? std::min(withheld, SteadyNow()) : absl::InfiniteFuture();
     absl::SleepFor(kPoll);
   }
 }
@@ -151,7 +152,7 @@ void Checkpointer::Loop() {
 Checkpointer::Progress& Checkpointer::ProgressOf(const std::shared_ptr<Run>& run) {
   Progress& progress = progress_[run->name()];
   if (progress.run.lock() != run) {
-    progress = {.run = run, .since = absl::Now(), .retry = absl::InfinitePast()};
+    progress = {.run = run, .since = SteadyNow(), .retry = absl::InfinitePast()};
     run->metrics().SetCheckpointInterval(options_.every);
   }
   return progress;
@@ -175,9 +176,9 @@ void Checkpointer::TickRun(const std::shared_ptr<Run>& run) {
     return;
   }
   const bool due = options_.every > absl::ZeroDuration() &&
-                   absl::Now() - progress.since >= options_.every;
+                   SteadyNow() - progress.since >= options_.every;
   if (!due) return;
-  progress.since = absl::Now();
+  progress.since = SteadyNow();
   if (position.next_step > 0) (void)SaveNow(run, std::nullopt, kDefaultWait);
 }
 
@@ -187,7 +188,7 @@ void Checkpointer::Save(std::shared_ptr<Run> run, const v1::SaveRequest& request
   coordinate_->Post([this, run = std::move(run), request, done = std::move(done)] {
     const absl::Duration wait = WaitOf(request.wait_ms());
     done(coordinates() ? SaveNow(run, std::nullopt, wait)
-                       : PassOn(*peers_, request, absl::Now() + wait + kPartTimeout));
+                       : PassOn(*peers_, request, SteadyNow() + wait + kPartTimeout));
   });
 }
 
@@ -197,7 +198,7 @@ absl::StatusOr<v1::SaveReply> Checkpointer::SaveNow(const std::shared_ptr<Run>& 
                                                     std::optional<std::int64_t> exact,
                                                     absl::Duration wait) {
   Progress& progress = ProgressOf(run);
-  const absl::Time deadline = absl::Now() + wait;
+  const absl::Time deadline = SteadyNow() + wait;
   absl::StatusOr<v1::SaveReply> saved = absl::UnknownError("not tried");
   std::int64_t ahead = 0;
   for (int i = 0; i < kTries; ++i) {
@@ -210,12 +211,12 @@ absl::StatusOr<v1::SaveReply> Checkpointer::SaveNow(const std::shared_ptr<Run>& 
     }
     // A version that is yet to come may never: then the present one will do.
     const absl::Duration patience = ahead > 0 ? absl::Seconds(2) : wait;
-    saved = SaveVersion(run, step, std::min(patience, deadline - absl::Now()));
+    saved = SaveVersion(run, step, std::min(patience, deadline - SteadyNow()));
     if (saved.ok()) break;
     exact.reset();
     const bool past = absl::IsFailedPrecondition(saved.status());
     if (!past && !absl::IsDeadlineExceeded(saved.status())) break;
-    if (absl::Now() >= deadline || run->Position().state == RunState::kNeedsRestore) break;
+    if (SteadyNow() >= deadline || run->Position().state == RunState::kNeedsRestore) break;
     // Further each time: on a busy machine small steps pass faster than daemons agree on one.
     ahead = past ? std::max<std::int64_t>(2, 2 * ahead) : 0;
   }
@@ -227,17 +228,18 @@ absl::StatusOr<v1::SaveReply> Checkpointer::SaveNow(const std::shared_ptr<Run>& 
   }
   progress.version = saved->step();
   progress.generation = run->Position().generation;
-  progress.since = absl::Now();
+  progress.since = SteadyNow();
   progress.saved = *saved;
   return saved;
 }
 
 absl::StatusOr<v1::SaveReply> Checkpointer::SaveVersion(const std::shared_ptr<Run>& run,
                                                         std::int64_t step, absl::Duration wait) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   checkpoint::Store store(*files_, run->name());
   // Of this process and this save: nothing else writes there.
-  const std::string id = absl::StrFormat("%x-%x-%x", getpid(), absl::ToUnixNanos(start), ++saves_);
+  const std::string id =
+      absl::StrFormat("%x-%x-%x", getpid(), absl::ToUnixNanos(absl::Now()), ++saves_);
   MUOND_ASSIGN_OR_RETURN(const std::string saving, store.Begin(step, id));
   auto manifest = CollectParts(run, step, saving, wait);
   if (!manifest.ok()) {
@@ -250,7 +252,7 @@ absl::StatusOr<v1::SaveReply> Checkpointer::SaveVersion(const std::shared_ptr<Ru
     store.Abandon(saving);
     return name.status();
   }
-  const absl::Duration elapsed = absl::Now() - start;
+  const absl::Duration elapsed = SteadyNow() - start;
   run->metrics().OnCheckpointSaved(step, bytes, elapsed, absl::Now());
   spdlog::info("run \"{}\": saved {}: {} bytes in {}", run->name(), *name, bytes,
                absl::FormatDuration(elapsed));
@@ -276,7 +278,7 @@ absl::StatusOr<checkpoint::Manifest> Checkpointer::CollectParts(const std::share
   request.set_directory(saving);
   request.set_wait_ms(std::max<std::int64_t>(absl::ToInt64Milliseconds(wait), 1));
   checkpoint::Control control;
-  const auto replies = AskParts(*peers_, request, absl::Now() + wait + kPartTimeout,
+  const auto replies = AskParts(*peers_, request, SteadyNow() + wait + kPartTimeout,
                                 [&] { return WriteOwn(*run, request, &control); });
   MUOND_RETURN_IF_ERROR(Worst(replies));
   std::vector<checkpoint::Part> parts;
@@ -310,7 +312,7 @@ absl::StatusOr<v1::SavePartReply> Checkpointer::WriteOwn(Run& run,
                                                          checkpoint::Control* control) {
   MUOND_ASSIGN_OR_RETURN(
       const auto image,
-      run.TakeImage(request.step(), absl::Now() + WaitOf(request.wait_ms())));
+      run.TakeImage(request.step(), SteadyNow() + WaitOf(request.wait_ms())));
   const auto part =
       checkpoint::WritePart(*files_, {run.name(), request.directory()}, peers_->self(),
                             ViewsOf(run.spec(), *image->copies));
@@ -334,7 +336,7 @@ void Checkpointer::SavePart(
 
 void Checkpointer::SaveAll(absl::Duration patience) {
   for (const auto& run : runs_->All()) {
-    if (peers_->count() > 1) AwaitVerdict(*peers_, *run, absl::Now() + patience);
+    if (peers_->count() > 1) AwaitVerdict(*peers_, *run, SteadyNow() + patience);
     const RunPosition position = run->Position();
     if (position.next_step == 0 || position.state == RunState::kNeedsRestore ||
         position.state == RunState::kFailed) {

@@ -4,8 +4,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 #include "server/checkpoint/layout.h"
 #include "server/checkpoint/part.h"
 #include "server/cluster/ask_checkpoint.h"
@@ -83,20 +84,20 @@ absl::StatusOr<std::vector<std::string>> Checkpointer::Candidates(const Run& run
 
 // The run has lost its state, here or elsewhere.
 void Checkpointer::AutoRestore(const std::shared_ptr<Run>& run, Progress& progress) {
-  if (options_.restore == "none" || absl::Now() < progress.retry) return;
+  if (options_.restore == "none" || SteadyNow() < progress.retry) return;
   v1::RestoreRequest request;
   request.set_run(run->name());
   request.set_name(progress.unfinished);
   request.set_if_generation(run->Position().generation);
   const auto restored = coordinates()
                             ? RestoreNow(run, request)
-                            : PassOn(*peers_, request, absl::Now() + kDefaultWait + kStageTimeout);
+                            : PassOn(*peers_, request, SteadyNow() + kDefaultWait + kStageTimeout);
   if (restored.ok()) {
     progress.complaint.clear();
     return;
   }
   const bool waits = absl::IsUnavailable(restored.status());
-  progress.retry = absl::Now() + (waits ? kSoon : kLater);
+  progress.retry = SteadyNow() + (waits ? kSoon : kLater);
   const std::string complaint(restored.status().message());
   if (complaint == progress.complaint) return;
   progress.complaint = complaint;
@@ -111,13 +112,13 @@ void Checkpointer::Restore(std::shared_ptr<Run> run, const v1::RestoreRequest& r
                            RestoreDone done) {
   coordinate_->Post([this, run = std::move(run), request, done = std::move(done)] {
     done(coordinates() ? RestoreNow(run, request)
-                       : PassOn(*peers_, request, absl::Now() + kDefaultWait + kStageTimeout));
+                       : PassOn(*peers_, request, SteadyNow() + kDefaultWait + kStageTimeout));
   });
 }
 
 absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<Run>& run,
                                                           const v1::RestoreRequest& request) {
-  const absl::Time deadline = absl::Now() + (request.wait_ms() > 0
+  const absl::Time deadline = SteadyNow() + (request.wait_ms() > 0
                                                  ? absl::Milliseconds(request.wait_ms())
                                                  : kDefaultWait);
   if (request.if_generation() > 0 && ProgressOf(run).unfinished.empty() &&
@@ -159,7 +160,7 @@ absl::Status Checkpointer::RestoreFrom(const std::shared_ptr<Run>& run, const st
   request.set_allow_relayout(allow_relayout);
   std::int64_t step = 0;
   const auto statuses =
-      AskStage(*peers_, request, absl::Now() + kStageTimeout, [&]() -> absl::Status {
+      AskStage(*peers_, request, SteadyNow() + kStageTimeout, [&]() -> absl::Status {
         MUOND_ASSIGN_OR_RETURN(step, StageOwn(*run, name, allow_relayout));
         return absl::OkStatus();
       });

@@ -3,7 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/steady_time.h"
 #include "server/run/run.h"
 #include "spdlog/spdlog.h"
 
@@ -90,12 +91,12 @@ absl::StatusOr<std::shared_ptr<StateImage>> Run::TakeImage(std::int64_t step,
     } else {
       image_wanted_ = step;
     }
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrFormat("run \"%s\": checkpoint of version %d: it is at version %d still", name(),
                           step, machine_->version()));
     }
-    image_changed_.wait_until(lock, absl::ToChronoTime(deadline));
+    image_changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()));
   }
 }
 

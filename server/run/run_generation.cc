@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 #include "server/run/run.h"
 #include "spdlog/spdlog.h"
 
@@ -177,7 +178,7 @@ void Run::RaiseOnAll(std::int64_t current, bool reinitialize, const std::string&
                      absl::Duration wait, StatusCallback done) {
   spdlog::info("run \"{}\": raising generation {}: {}", name(), current,
                reason.empty() ? "no reason given" : reason);
-  const absl::Time deadline = absl::Now() + wait;
+  const absl::Time deadline = SteadyNow() + wait;
   context_.peer_executor->Post([self = shared_from_this(), current, reinitialize, deadline, done] {
     const std::int64_t now = self->Position().generation;
     if (current < now) return done(absl::OkStatus());  // somebody was faster

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 #include "server/engine/digest.h"
 #include "server/run/run.h"
 
@@ -192,7 +193,7 @@ RunSnapshot Run::Snapshot() const {
   if (machine_->last_outcome()) snapshot.grad_norm = machine_->last_outcome()->grad_norm;
   snapshot.step_in_flight = machine_->step_in_flight();
   if (step_started_) {
-    snapshot.step_in_flight_seconds = absl::ToDoubleSeconds(absl::Now() - *step_started_);
+    snapshot.step_in_flight_seconds = absl::ToDoubleSeconds(SteadyNow() - *step_started_);
   }
   snapshot.waiting_ranks = machine_->WaitingRanks();
   snapshot.waiting_slices = machine_->WaitingSlices();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/check.h"
+#include "proto/steady_time.h"
 #include "server/run/run.h"
 #include "spdlog/spdlog.h"
 
@@ -62,7 +63,7 @@ absl::Status Run::Begin(std::int64_t rank, std::int64_t generation, const StepBe
     status = machine_->OnBegin(rank, generation, begin, effects);
     Carry(effects, after);
     if (status.ok() && begin.step == step) {
-      if (!step_started_) step_started_ = absl::Now();
+      if (!step_started_) step_started_ = SteadyNow();
       metrics_->OnStepBegin(*step_started_);
       observer_->OnBegin(*step_started_);
       step_muon_ = machine_->muon();

@@ -13,7 +13,8 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/steady_time.h"
 
 namespace muond {
 namespace {
@@ -90,7 +91,7 @@ void ArenaSocket::Serve() {
       peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i));
     }
     if (polled[1].revents != 0) Accept();
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     DropStale(now);
     table_->Sweep(now);
   }
@@ -114,7 +115,7 @@ void ArenaSocket::Accept() {
       continue;
     }
     peers_.push_back({.connection = std::move(connection),
-                      .greet_until = absl::Now() + kGreetWithin,
+                      .greet_until = SteadyNow() + kGreetWithin,
                       .arena = nullptr});
   }
 }

@@ -1,3 +1,4 @@
+#include "proto/steady_time.h"
 #include "server/transport/arena_socket.h"
 
 #include <dirent.h>
@@ -39,7 +40,7 @@ class ArenaSocketTest : public ::testing::Test {
   std::string path() const { return directory_ + "/s.arena"; }
 
   std::shared_ptr<Arena> Open(std::int64_t rank = 0) {
-    return *table_.Open({"r", rank}, kSize, absl::Now());
+    return *table_.Open({"r", rank}, kSize, SteadyNow());
   }
   absl::StatusOr<ReceivedArena> Fetch(const std::string& handle) {
     return ReceiveArena(path(), handle, absl::Seconds(20));

@@ -1,4 +1,5 @@
 // Arenas of a GPU: how they are laid out, and what is no place in them.
+#include "proto/steady_time.h"
 #include "server/transport/gpu_arena.h"
 
 #include <cstring>
@@ -21,7 +22,7 @@ class GpuArenaTest : public ::testing::Test {
   ArenaTable table_{{.attach_within = absl::Seconds(5)}};
   const ArenaOwner owner_{"r", 0};
   const ArenaSize size_{.window_bytes = 1024, .windows = 2, .gpu = gpu_.get(), .pull_bytes = 512};
-  std::shared_ptr<Arena> arena_ = *table_.Open(owner_, size_, absl::Now());
+  std::shared_ptr<Arena> arena_ = *table_.Open(owner_, size_, SteadyNow());
 };
 
 TEST_F(GpuArenaTest, WindowsLieSideBySideInOneBlockAndTheHandleBesideTheFences) {
@@ -60,7 +61,7 @@ TEST_F(GpuArenaTest, NoRegionReachesBeyondItsWindowWhateverItsNumbers) {
 TEST_F(GpuArenaTest, HostAndGpuArenasAreNotMistakenForEachOther) {
   EXPECT_THAT(std::string(arena_->Region(0, 0, 1).status().message()), HasSubstr("a GPU's"));
   const auto host =
-      table_.Open({"r", 1}, {.window_bytes = 64 * 1024, .windows = 1}, absl::Now());
+      table_.Open({"r", 1}, {.window_bytes = 64 * 1024, .windows = 1}, SteadyNow());
   ASSERT_TRUE(host.ok());
   EXPECT_THAT(std::string((*host)->GpuRegion(0, 4096, 8, true).status().message()),
               HasSubstr("host memory"));

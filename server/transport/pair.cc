@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "nccl/warm_up.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
 
 namespace muond {
 namespace {
@@ -218,7 +219,7 @@ absl::Status Pair::Receive(std::int64_t window, std::int64_t sequence,
   const bool empty = groups.empty();
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, absl::ToChronoTime(deadline),
+    changed_.wait_until(lock, GrpcDeadline(deadline),
                         [&] { return sequence <= next_ || !revoked_.ok(); });
     if (revoked_.ok() && sequence != next_) {
       return absl::FailedPreconditionError(absl::StrFormat(
@@ -261,7 +262,7 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
 
 absl::Status Pair::AwaitSent(absl::Time deadline) {
   std::unique_lock lock(mutex_);
-  if (changed_.wait_until(lock, absl::ToChronoTime(deadline),
+  if (changed_.wait_until(lock, GrpcDeadline(deadline),
                           [this] { return !sending_ || !revoked_.ok(); })) {
     return revoked_;
   }

@@ -71,10 +71,11 @@ class Pair : public std::enable_shared_from_this<Pair> {
                                     bool to_daemon) const;
 
   // Takes what the trainer sends into a window for the sequence-th time; fills are taken in the
-  // order 1, 2, ...: one that comes early waits for its turn, until `deadline`. `regions` are inside
-  // the window and ascend. `done` hears when all is there, or why not, on NCCL's thread: it must be
-  // short. Not OK, which `done` does not hear: INVALID_ARGUMENT for regions or a window that make no
-  // sense, FAILED_PRECONDITION for a fill that was there before, or why the pair is broken.
+  // order 1, 2, ...: one that comes early waits for its turn, until `deadline`. `regions` are
+  // inside the window and ascend. `done` hears when all is there, or why not, on NCCL's thread: it
+  // must be short. Not OK, which `done` does not hear: INVALID_ARGUMENT for regions or a window
+  // that make no sense, FAILED_PRECONDITION for a fill that was there before, or why the pair is
+  // broken.
   absl::Status Receive(std::int64_t window, std::int64_t sequence,
                        const std::vector<nccl::Region>& regions, absl::Time deadline,
                        const Done& done);

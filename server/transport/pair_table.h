@@ -1,8 +1,8 @@
 // The NCCL pairs of a daemon: with whom it may make one, who has which, and how many there may be.
 //
 // A pair is opened for a rank by OpenPair and closed when that call ends, when the rank opens
-// another or leaves its run. NCCL and the GPU are looked for when the table is made: without them it
-// says why there are no pairs.
+// another or leaves its run. NCCL and the GPU are looked for when the table is made: without them
+// it says why there are no pairs.
 //
 // Thread-safe.
 #pragma once
@@ -60,9 +60,9 @@ class PairTable {
   // or without a GPU, or a daemon without.
   absl::Status Check(const PairTrainer& trainer) const;
 
-  // Replaces the owner's former pair. Errors: those of Check and LayOutPair; RESOURCE_EXHAUSTED when
-  // the limit is reached or the GPU's memory is out; UNAVAILABLE when NCCL gives no id. `id` is for
-  // the trainer, which has `patience` to join.
+  // Replaces the owner's former pair. Errors: those of Check and LayOutPair; RESOURCE_EXHAUSTED
+  // when the limit is reached or the GPU's memory is out; UNAVAILABLE when NCCL gives no id. `id`
+  // is for the trainer, which has `patience` to join.
   absl::StatusOr<std::shared_ptr<Pair>> Open(const ArenaOwner& owner, const PairTrainer& trainer,
                                              const PairSize& size, nccl::UniqueId* id);
   // FAILED_PRECONDITION when there is no such pair (it was let go of), or it is another owner's.

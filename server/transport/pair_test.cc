@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "nccl/fake.h"
 #include "nccl/warm_up.h"
+#include "proto/steady_time.h"
 #include "server/transport/pair_table.h"
 
 namespace muond {
@@ -70,10 +71,10 @@ class PairTest : public testing::Test {
     if (!opened.ok()) return opened.status();
     pair_ = *std::move(opened);
     Heard daemon, trainer;
-    pair_->Connect(id, absl::Now() + within, daemon.callback());
-    link_ = trainer_.Connect(id, 1, absl::Now() + within, [](const absl::Status&) {});
+    pair_->Connect(id, SteadyNow() + within, daemon.callback());
+    link_ = trainer_.Connect(id, 1, SteadyNow() + within, [](const absl::Status&) {});
     nccl::WarmUp(trainer_.shared_device(), *link_, pair_->handle(), 1, {memory_, 4096},
-                 {memory_ + 8192, 2048}, nullptr, absl::Now() + within, trainer.callback());
+                 {memory_ + 8192, 2048}, nullptr, SteadyNow() + within, trainer.callback());
     trainer_heard_ = trainer.Wait();
     return daemon.Wait();
   }
@@ -81,7 +82,7 @@ class PairTest : public testing::Test {
   void TrainerSends(std::vector<nccl::Piece> pieces, Heard& heard) {
     nccl::Exchange exchange;
     exchange.sends = std::move(pieces);
-    exchange.deadline = absl::Now() + absl::Seconds(10);
+    exchange.deadline = SteadyNow() + absl::Seconds(10);
     exchange.done = heard.callback();
     ASSERT_TRUE(link_->Post(std::move(exchange)).ok());
   }
@@ -105,7 +106,7 @@ TEST_F(PairTest, TakesWhatTheTrainerSendsAndSendsBack) {
   Heard sent, received;
   TrainerSends({{memory_, 9}}, sent);
   ASSERT_TRUE(pair_->Receive(1, 1, {{at, 3}, {at + 4, 5}, {at + 16, 0}},
-                             absl::Now() + absl::Seconds(10), received.callback())
+                             SteadyNow() + absl::Seconds(10), received.callback())
                   .ok());
   EXPECT_TRUE(received.Wait().ok());
   EXPECT_TRUE(sent.Wait().ok());
@@ -115,26 +116,26 @@ TEST_F(PairTest, TakesWhatTheTrainerSendsAndSendsBack) {
   std::memcpy(*pair_->Region(2, pull, 4, false), "back", 4);
   Heard gone, come;
   ASSERT_TRUE(
-      pair_->Send(2, {{pull, 4}}, absl::Now() + absl::Seconds(10), gone.callback()).ok());
+      pair_->Send(2, {{pull, 4}}, SteadyNow() + absl::Seconds(10), gone.callback()).ok());
   EXPECT_TRUE(absl::IsUnavailable(
-      pair_->Send(2, {{pull, 4}}, absl::Now(), [](const absl::Status&) {})));
-  EXPECT_TRUE(absl::IsUnavailable(pair_->AwaitSent(absl::Now() + absl::Milliseconds(20))));
+      pair_->Send(2, {{pull, 4}}, SteadyNow(), [](const absl::Status&) {})));
+  EXPECT_TRUE(absl::IsUnavailable(pair_->AwaitSent(SteadyNow() + absl::Milliseconds(20))));
   nccl::Exchange exchange;
   exchange.receives = {{memory_ + 8192, 4}};
-  exchange.deadline = absl::Now() + absl::Seconds(10);
+  exchange.deadline = SteadyNow() + absl::Seconds(10);
   exchange.done = come.callback();
   ASSERT_TRUE(link_->Post(std::move(exchange)).ok());
   EXPECT_TRUE(come.Wait().ok());
   EXPECT_TRUE(gone.Wait().ok());
   EXPECT_EQ(std::string(memory_ + 8192, 4), "back");
-  EXPECT_TRUE(pair_->AwaitSent(absl::Now() + absl::Seconds(10)).ok());
+  EXPECT_TRUE(pair_->AwaitSent(SteadyNow() + absl::Seconds(10)).ok());
 }
 
 TEST_F(PairTest, RefusesPlacesThatAreNotInTheWindow) {
   ASSERT_TRUE(Connect().ok());
   const auto receive = [&](std::int64_t window, std::vector<nccl::Region> regions,
                            std::int64_t sequence = 1) {
-    return pair_->Receive(window, sequence, regions, absl::Now() + absl::Milliseconds(50),
+    return pair_->Receive(window, sequence, regions, SteadyNow() + absl::Milliseconds(50),
                           [](const absl::Status&) { FAIL() << "it was begun"; });
   };
   const std::int64_t max = std::numeric_limits<std::int64_t>::max();
@@ -159,7 +160,7 @@ TEST_F(PairTest, AFillThatComesEarlyWaitsForItsTurn) {
   TrainerSends({{memory_, 5}}, sent);
   Heard sent_too;
   TrainerSends({{memory_ + 5, 6}}, sent_too);
-  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(10);
   std::thread early(
       [&] { EXPECT_TRUE(pair_->Receive(1, 2, {{4096, 6}}, deadline, two.callback()).ok()); });
   absl::SleepFor(absl::Milliseconds(20));
@@ -182,7 +183,7 @@ TEST_F(PairTest, ATrainerThatDiesEndsWhatIsUnderWayInTime) {
   ASSERT_TRUE(Connect().ok());
   nccl::fake::SetFaults({.silent = kTrainerGpu});
   Heard received;
-  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, absl::Now() + absl::Milliseconds(200),
+  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, SteadyNow() + absl::Milliseconds(200),
                              received.callback())
                   .ok());
   EXPECT_TRUE(absl::IsDeadlineExceeded(received.Wait()));
@@ -195,7 +196,7 @@ TEST_F(PairTest, ATrainerThatDiesEndsWhatIsUnderWayInTime) {
 TEST_F(PairTest, ClosingEndsWhatIsUnderWayAndFreesTheWindows) {
   ASSERT_TRUE(Connect().ok());
   Heard received;
-  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, absl::Now() + absl::Seconds(10),
+  ASSERT_TRUE(pair_->Receive(0, 1, {{0, 8}}, SteadyNow() + absl::Seconds(10),
                              received.callback())
                   .ok());
   Heard revoked;

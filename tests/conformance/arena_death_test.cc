@@ -17,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "proto/channel.h"
 #include "proto/crc32c.h"
+#include "proto/steady_time.h"
 #include "tests/conformance/transport_paths.h"
 #include "tests/support/service_fixture.h"
 
@@ -62,7 +63,7 @@ class MortalTrainer {
     request.id.set_generation(session->generation());
     if (moment_ == "opened") Open(request);
     std::string handle;
-    arena_ = Must(client::ArenaLink::Attach(*stub_, request, absl::Now() + absl::Seconds(30),
+    arena_ = Must(client::ArenaLink::Attach(*stub_, request, SteadyNow() + absl::Seconds(30),
                                             &handle));
     DieAt("attached");
     Push(request.id, session->next_step());
@@ -196,8 +197,8 @@ class ArenaDeathTest : public testing::Test {
   }
 
   bool Eventually(const std::function<bool()>& condition) {
-    const absl::Time until = absl::Now() + absl::Seconds(60);
-    while (!condition() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(10));
+    const absl::Time until = SteadyNow() + absl::Seconds(60);
+    while (!condition() && SteadyNow() < until) absl::SleepFor(absl::Milliseconds(10));
     return condition();
   }
   bool NothingHeld() {

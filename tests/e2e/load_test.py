@@ -167,8 +167,8 @@ class LoadTest(ProcessTest):
             next(streams[-1])
         seconds = small.steps(200)
         grown = resident_bytes(self.pid) - before
-        self.report(f"16 stalled readers of 16 MiB: the daemon grew by {grown / MIB:.1f} MiB, other "
-                    f"run's step {1e3 * statistics.median(seconds):.2f} ms")
+        self.report(f"16 stalled readers of 16 MiB: the daemon grew by {grown / MIB:.1f} MiB, "
+                    f"other run's step {1e3 * statistics.median(seconds):.2f} ms")
         # A stream's own window, not its tensor.
         self.assertLess(grown, 16 * 4 * MIB)
         for stream in streams:
@@ -214,7 +214,7 @@ class LoadTest(ProcessTest):
             samples.append((resident_bytes(self.pid), descriptors(self.pid)))
         memory, files = zip(*samples)
         self.report(f"{count} steps: memory {memory[0] / MIB:.2f} to {memory[-1] / MIB:.2f} MiB, "
-                    f"descriptors {files[0]} to {files[-1]}, 99 % of the steps of each tenth within "
+                    f"descriptors {files[0]} to {files[-1]}, 99 % of each tenth's steps within "
                     f"{' '.join(f'{ms:.1f}' for ms in slowest)} ms")
         self.assertLess(max(memory), memory[0] + SLACK_BYTES // 4)
         self.assertLessEqual(max(files), files[0] + 2)

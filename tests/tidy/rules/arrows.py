@@ -21,6 +21,7 @@ MODULES = {
     "proto/shard.": "values",
     "proto/check.": "values",
     "proto/long_turns.": "values",
+    "proto/steady_time.": "values",
     "proto/version.": "values",
     "proto/": "proto",
     "muond/v1/": "messages",
