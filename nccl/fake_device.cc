@@ -69,7 +69,14 @@ class FakeDevice final : public Device {
     std::memcpy(to, host, bytes);
     return absl::OkStatus();
   }
-  absl::Status Sum(std::span<const SumJob> jobs, std::span<std::uint64_t> sums, Stream) override {
+  // Of what the stream has brought by then.
+  absl::Status Sum(std::span<const SumJob> jobs, std::span<std::uint64_t> sums,
+                   Stream stream) override {
+    State& state = The();
+    std::lock_guard lock(state.mutex);
+    Pump(state);
+    const auto* const on = static_cast<FakeStream*>(stream);
+    if (on != nullptr && on->done < on->given) Violated(state, "a sum before its stream is there");
     for (std::size_t i = 0; i < jobs.size(); ++i) sums[i] = SumOnHost(jobs[i]);
     return absl::OkStatus();
   }

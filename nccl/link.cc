@@ -120,7 +120,10 @@ Worker::~Worker() {
     state_->changed.notify_all();
   }
   // A callback may have held what held this.
-  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+    return;
+  }
   thread_.join();
   std::unique_lock lock(state_->mutex);
   state_->changed.wait_for(lock, kAbortsWait, [&] { return state_->aborts == 0; });

@@ -9,7 +9,7 @@
 #include "nccl/library.h"
 #include "nccl/warm_up.h"
 #include "proto/check.h"
-#include "proto/grpc_deadline.h"
+#include "proto/steady_time.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -35,7 +35,7 @@ bool PairWaiting::Wait(absl::Time deadline) {
     changed_.wait(lock, over);
     return true;
   }
-  return changed_.wait_until(lock, GrpcDeadline(deadline), over);
+  return changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()), over);
 }
 
 absl::Status PairWaiting::status() {

@@ -1,6 +1,8 @@
 #include "server/rpc/transport_choice.h"
 
 #include "gtest/gtest.h"
+#include "nccl/fake.h"
+#include "server/transport/pair_table.h"
 
 namespace muond {
 namespace {
@@ -45,18 +47,20 @@ TEST(TransportChoice, OneProcessNeedsNeither) {
 
 // A trainer with a GPU, and a daemon on the one with this name.
 struct Gpus {
-  explicit Gpus(const std::string& daemon = "GPU-a") {
+  explicit Gpus(const std::string& daemon = "GPU-a")
+      : pairs(NcclPlatform{&nccl::fake::TheLibrary(), nccl::fake::MakeDevice(daemon)}, {}) {
     memory = kernels::MakeHostDeviceMemory(daemon);
     facts.pid_namespace = "pid:[1]";
     facts.gpus = {memory.get()};
     facts.host_backend = false;
-    facts.nccl_version = 22907;
     request.set_gpu("GPU-a");
-    request.set_nccl_version(22905);
+    facts.pairs = &pairs;
+    request.set_nccl_version(nccl::fake::TheLibrary().version);
     request.set_pid_namespace("pid:[1]");
     for (const char* path : {"cuda-ipc", "nccl", "pointer"}) request.add_transports(path);
   }
   std::unique_ptr<kernels::DeviceMemory> memory;
+  PairTable pairs;
   TransportFacts facts = kFacts;
   v1::RegisterRequest request = Trainer();
 };
@@ -74,7 +78,7 @@ TEST(TransportChoice, PointerThenOneGpuThenNcclThenOneHostThenGrpc) {
   EXPECT_EQ(ipc.offers[1].second, "");
   Gpus two("GPU-b");
   EXPECT_EQ(Choose(two.facts, two.request).path, TransportPath::kNccl);
-  two.facts.nccl_version = 22800;  // another minor version
+  two.request.set_nccl_version(22800);  // another minor version
   const TransportChoice host = Choose(two.facts, two.request);
   EXPECT_EQ(host.path, TransportPath::kArena);
   EXPECT_EQ(host.fallback, TransportFallback::kOtherGpu);

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "nccl/warm_up.h"
 #include "proto/check.h"
-#include "proto/grpc_deadline.h"
+#include "proto/steady_time.h"
 
 namespace muond {
 namespace {
@@ -219,8 +219,8 @@ absl::Status Pair::Receive(std::int64_t window, std::int64_t sequence,
   const bool empty = groups.empty();
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, GrpcDeadline(deadline),
-                        [&] { return sequence <= next_ || !revoked_.ok(); });
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()),
+                      [&] { return sequence <= next_ || !revoked_.ok(); });
     if (revoked_.ok() && sequence != next_) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "%s: window %d: expected fill %d, got %d", object(), window, next_, sequence));
@@ -262,8 +262,8 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
 
 absl::Status Pair::AwaitSent(absl::Time deadline) {
   std::unique_lock lock(mutex_);
-  if (changed_.wait_until(lock, GrpcDeadline(deadline),
-                          [this] { return !sending_ || !revoked_.ok(); })) {
+  if (changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()),
+                        [this] { return !sending_ || !revoked_.ok(); })) {
     return revoked_;
   }
   return absl::UnavailableError(
