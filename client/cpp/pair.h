@@ -97,6 +97,8 @@ class PairLink {
   std::int64_t windows() const { return std::ssize(outgoing_); }
   std::int64_t pull_bytes() const { return incoming_.bytes(); }
 
+  // How many parts, from the front on, one Send takes.
+  std::size_t CountThatFit(std::span<const SlicePart> parts) const;
   // Sends parts from the front on that fit into the next window, as many as it returns, and names
   // them in `fill`, each with its sum. Their values must be there (streams waited for), and stay
   // until AwaitSent; the daemon must have answered the fill before the last `windows`.

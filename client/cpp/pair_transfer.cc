@@ -72,6 +72,19 @@ std::vector<const SinkPart*> InOrder(std::span<const SinkPart> sinks) {
 
 }  // namespace
 
+std::size_t PairLink::CountThatFit(std::span<const SlicePart> parts) const {
+  std::int64_t used = 0;
+  std::size_t count = 0;
+  for (const SlicePart& part : parts) {
+    const std::int64_t bytes =
+        ElementsOf(part) * static_cast<std::int64_t>(DtypeBytes(part.source->dtype));
+    if (bytes > window_bytes() - used) break;
+    used = UpTo(used + bytes);
+    ++count;
+  }
+  return count;
+}
+
 absl::StatusOr<std::size_t> PairLink::Send(std::span<const SlicePart> parts, absl::Time deadline,
                                            v1::ArenaFill* fill) {
   fill->Clear();
@@ -79,11 +92,10 @@ absl::StatusOr<std::size_t> PairLink::Send(std::span<const SlicePart> parts, abs
   MUOND_RETURN_IF_ERROR(AwaitSent(outgoing, deadline));
   const v1::ArenaWindow& window = outgoing.place;
   std::int64_t used = 0;
-  for (const SlicePart& part : parts) {
+  for (const SlicePart& part : parts.first(CountThatFit(parts))) {
     const SliceSource& source = *part.source;
     const std::int64_t bytes =
         ElementsOf(part) * static_cast<std::int64_t>(DtypeBytes(source.dtype));
-    if (bytes > window.bytes() - used) break;
     v1::Chunk* chunk = fill->add_chunks();
     chunk->set_parameter(source.parameter);
     chunk->set_slice(source.slice);

@@ -317,6 +317,9 @@ std::optional<CallResult> Session::StepDirect(const StepRequest& step, bool* pul
                    [&](const SinkPart& sink) { return PullFits(**path, sink); })) {
     return std::nullopt;
   }
+  // Found out before anything is sent: what a pair has sent must be announced, too.
+  const bool many = (*path)->pair != nullptr && (*path)->pair->CountThatFit(parts) < parts.size();
+  if (many) return std::nullopt;
   if (step.begin != nullptr) step_ = step.begin->step;
   v1::ExchangeReply reply;
   v1::ExchangePull asked;

@@ -133,7 +133,8 @@ CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool 
     }
     if (answer.status.ok() && result.status.ok()) {
       *done += oldest.taken;
-      if (complete != nullptr) *complete = reply.initialize().complete();
+      // Of fills that are written side by side any may be the last.
+      if (complete != nullptr) *complete = *complete || reply.initialize().complete();
     } else if (result.status.ok()) {
       result = std::move(answer);
     }

@@ -74,9 +74,15 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     }
 
     absl::Status Fill() {
-      if (!request_.has_fill() || Consumed()) return absl::OkStatus();
+      if (!request_.has_fill()) return absl::OkStatus();
       const v1::ArenaFill& fill = request_.fill();
       MUOND_ASSIGN_OR_RETURN(const auto windows, Windows(fill.arena(), fill.sequence()));
+      if (Consumed()) {
+        // Nobody needs it any more, but it is on its way, and its window is to be free again.
+        const absl::Status fetched = windows->Fetch(fill);
+        windows->Release(fill);
+        return fetched;
+      }
       const std::int64_t generation = request_.id().generation();
       auto taken = TakeFill(
           *run_, request_.rank(), fill, *windows,

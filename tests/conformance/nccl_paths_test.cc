@@ -351,7 +351,11 @@ TEST_F(NcclPaths, ATrainerThatIsGoneGivesTheDaemonsMemoryBack) {
     Trainer trainer(OptionsFor(daemon, "nccl"));
     EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"nccl\"}"), 1);
   }
-  for (int i = 0; i < 1000 && nccl::fake::Count().device_bytes > 0; ++i) {
+  const auto holds = [] {
+    const auto count = nccl::fake::Count();
+    return count.device_bytes > 0 || count.open_communicators > 0 || count.open_streams > 0;
+  };
+  for (int i = 0; i < 1000 && holds(); ++i) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"nccl\"}"), 0);
