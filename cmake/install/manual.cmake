@@ -1,5 +1,5 @@
-# Manual pages of what the programs say at --help, made at installation. Wants PROGRAMS (their files),
-# HELP2MAN, GZIP and DESTINATION, the folder of section 1.
+# Manual pages of what the programs say at --help, made at installation. Wants PROGRAMS (their
+# files), HELP2MAN, GZIP and DESTINATION, the folder of section 1.
 set(about_muond "distributed optimizer service for Muon and AdamW")
 set(about_muonctl "ask a muond daemon what its optimizer is doing")
 set(about_muond-bench "time push, step and pull against a muond daemon")

@@ -100,7 +100,7 @@ class InstallTest(ProcessTest):
         return packages
 
     def test_packages_keep_to_debians_policy(self):
-        """No error and no warning of lintian but those that the package itself gives a reason for."""
+        """No error and no warning of lintian but those that the package gives a reason for."""
         for tool in ("lintian", "help2man"):
             if not shutil.which(tool):
                 self.skipTest(f"SKIPPED: {tool} is not installed")
