@@ -5,7 +5,19 @@ include(CMakePackageConfigHelpers)
 
 # Libraries are in `lib` under any prefix: files there find each other wherever they are moved.
 
+set(CPACK_PACKAGE_CONTACT "the muond developers <muond@localhost>" CACHE STRING
+  "Maintainer of the Debian packages")
+find_program(MUOND_GZIP gzip REQUIRED)
+find_program(MUOND_HELP2MAN help2man)
+configure_file(deploy/deb/changelog.in "${CMAKE_BINARY_DIR}/changelog" @ONLY)
+execute_process(COMMAND "${MUOND_GZIP}" -9nfk "${CMAKE_BINARY_DIR}/changelog"
+  COMMAND_ERROR_IS_FATAL ANY)
+
 # ---- daemon ------------------------------------------------------------------------------------
+# All symbols are bound at start, and the table of them is then read-only.
+foreach(program muond muonctl muond-bench)
+  target_link_options(${program} PRIVATE LINKER:-z,relro,-z,now)
+endforeach()
 install(TARGETS muond muonctl muond-bench
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
 install(FILES deploy/systemd/muond@.service DESTINATION lib/systemd/system COMPONENT daemon)
@@ -19,10 +31,27 @@ install(PROGRAMS deploy/tls/make-ca DESTINATION ${CMAKE_INSTALL_DATADIR}/muond/t
 install(DIRECTORY deploy/slurm DESTINATION ${CMAKE_INSTALL_DATADIR}/muond
   USE_SOURCE_PERMISSIONS COMPONENT daemon)
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT daemon
-  FILES_MATCHING PATTERN "*.md")
-install(FILES deploy/deb/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT daemon)
-install(FILES deploy/deb/copyright DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libmuond-dev
-  COMPONENT dev)
+  FILES_MATCHING PATTERN "*.md" PATTERN "*.png")
+foreach(package muond:daemon libmuond-dev:dev)
+  string(REGEX REPLACE ":.*" "" name ${package})
+  string(REGEX REPLACE ".*:" "" component ${package})
+  install(FILES deploy/deb/copyright "${CMAKE_BINARY_DIR}/changelog.gz"
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${name} COMPONENT ${component})
+  install(FILES deploy/deb/${name}.lintian-overrides RENAME ${name}
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/lintian/overrides COMPONENT ${component})
+endforeach()
+# Manual pages are what the programs say at --help, where help2man is there to write them down.
+set(MUOND_PROGRAMS muond muonctl muond-bench)
+list(TRANSFORM MUOND_PROGRAMS PREPEND "${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/")
+if(MUOND_HELP2MAN)
+  install(CODE "
+    set(PROGRAMS \"${MUOND_PROGRAMS}\")
+    set(HELP2MAN \"${MUOND_HELP2MAN}\")
+    set(GZIP \"${MUOND_GZIP}\")
+    set(DESTINATION \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1\")
+    include(\"${CMAKE_SOURCE_DIR}/cmake/install/manual.cmake\")
+    " COMPONENT daemon)
+endif()
 # With the prefix /usr the configuration is in /etc, with any other below the prefix. Asked at
 # installation, so that one build serves both.
 install(CODE "
@@ -76,7 +105,6 @@ install(FILES "${CMAKE_BINARY_DIR}/muond.pc" DESTINATION lib/pkgconfig
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME muond)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
-set(CPACK_PACKAGE_CONTACT "the muond developers <muond@localhost>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_COMPONENTS_ALL daemon dev)

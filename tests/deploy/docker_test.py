@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The Dockerfile by hadolint, and its last stage built for real by buildah where this machine has a
-root file system to start from ($MUOND_DOCKER_BASE, see tests/deploy/make-base). The compose file
-and what it mounts, read and held against the tree."""
+root file system to start from ($MUOND_DOCKER_BASE, see tests/deploy/make-base); with
+MUOND_TEST_LONG all stages of the CPU image, compiled inside. The compose file and what it mounts,
+read and held against the tree."""
 
 import json
 import os
@@ -22,6 +23,7 @@ HADOLINT = ROOT / "build/deploy-venv/bin/hadolint"
 SCHEMA = ROOT / "build/deploy-venv/bin/check-jsonschema"
 BASE = pathlib.Path(os.environ.get("MUOND_DOCKER_BASE", ROOT / "build/docker-base"))
 BUILD = pathlib.Path(os.environ["MUOND_BUILD_DIR"])
+LONG = bool(os.environ.get("MUOND_TEST_LONG"))
 
 
 def why_no_build():
@@ -112,9 +114,9 @@ class ImageTest(ProcessTest):
         self.addCleanup(lambda: subprocess.run(
             ["buildah", *self.storage, "rm", "--all"], capture_output=True, check=False))
 
-    def buildah(self, *words):
+    def buildah(self, *words, timeout=500):
         done = subprocess.run(["buildah", *self.storage, *map(str, words)], capture_output=True,
-                              text=True, check=False, timeout=500)
+                              text=True, check=False, timeout=timeout)
         self.assertEqual(done.returncode, 0, f"{words}\n{done.stdout}\n{done.stderr}")
         return done.stdout.strip()
 
@@ -131,12 +133,36 @@ class ImageTest(ProcessTest):
                         "--strip"], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "DESTDIR": str(programs / "out")})
         self.image("programs", programs)
+        self.build("localhost/programs")
+        self.serves()
+
+    def test_all_stages_are_built_and_serve(self):
+        """The programs are compiled inside, with this machine's compiler cache if it has one."""
+        if not LONG:
+            self.skipTest("*** ONLY WITH MUOND_TEST_LONG ***")
+        context = self.directory / "context"
+        context.mkdir()
+        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(["xargs", "-0", "cp", "-P", "--parents", "-t", context], cwd=ROOT,
+                       input=files.stdout, check=True)
+        # Root's home is the same place inside.
+        cache = pathlib.Path.home() / ".cache/ccache"
+        mounted = ["--volume", f"{cache}:{cache}"] if cache.is_dir() else []
+        self.build("build-cpu", "--build-arg", "JOBS=2", *mounted, context=context, timeout=3000)
+        self.serves()
+
+    def build(self, programs, *words, context=ROOT, timeout=500):
+        """The image muond of the Dockerfile, with the programs of that stage or image."""
         self.image("base", BASE)
+        # buildah 1.28 takes a stage's name from an argument only where it is given.
         self.buildah("bud", "--isolation", "chroot", "--layers=false", "--pull-never",
-                     "--build-arg", "BASE=localhost/base", "--build-arg",
-                     "PROGRAMS=localhost/programs", "--build-arg", "CUDA_IMAGE=localhost/base",
+                     "--build-arg", "BASE=localhost/base", "--build-arg", f"PROGRAMS={programs}",
+                     "--build-arg", "CUDA_IMAGE=localhost/base", *words,
                      "--ignorefile", DOCKER / "Dockerfile.dockerignore",
-                     "--file", DOCKER / "Dockerfile", "--tag", "muond", ROOT)
+                     "--file", DOCKER / "Dockerfile", "--tag", "muond", context, timeout=timeout)
+
+    def serves(self):
+        """The image is as told, and a daemon in it serves and leaves."""
         config = json.loads(self.buildah("inspect", "--type", "image", "muond"))["OCIv1"]["config"]
         self.assertEqual(config["User"], "10001:10001")
         self.assertEqual(config["StopSignal"], "SIGTERM")

@@ -92,10 +92,40 @@ class InstallTest(ProcessTest):
                             "--print-config")
         self.assertIn("muond.conf:", said)
 
-    def test_packages(self):
+    def packages(self):
+        """The packages' files by their names."""
         self.command("cpack", "-G", "DEB", "-B", self.directory, where=BUILD)
         packages = {path.name.split("_")[0]: path for path in self.directory.glob("*.deb")}
         self.assertEqual(set(packages), {"muond", "libmuond-dev"})
+        return packages
+
+    def test_packages_keep_to_debians_policy(self):
+        """No error and no warning of lintian but those that the package gives a reason for."""
+        for tool in ("lintian", "help2man"):
+            if not shutil.which(tool):
+                self.skipTest(f"SKIPPED: {tool} is not installed")
+        packages = self.packages()
+        done = subprocess.run(
+            ["lintian", "--allow-root", "--profile", "debian", "--tag-display-limit", "0",
+             "--display-info", *packages.values()],
+            capture_output=True, text=True, check=False, timeout=300,
+            env=clean_environment(LC_ALL="C.UTF-8"))
+        self.assertRegex(done.stdout, "(?m)^I: muond: ", f"it judged nothing: {done.stderr}")
+        faults = re.findall(r"(?m)^(?:[EW]: .*|.*(?:unused|mismatched)-override.*)$", done.stdout)
+        self.assertEqual(faults, [])
+        for name, path in packages.items():
+            self.command("dpkg-deb", "--extract", path, self.directory / name)
+            overrides = self.directory / name / "usr/share/lintian/overrides" / name
+            before = ""
+            for line in overrides.read_text().splitlines():
+                self.assertTrue(before or line.startswith("#"), f"{overrides}: no reason: {line}")
+                before = line
+            manuals = {page.name for page in (self.directory / name).rglob("man1/*")}
+            self.assertEqual(manuals, {"muond.1.gz", "muonctl.1.gz", "muond-bench.1.gz"}
+                             if name == "muond" else set())
+
+    def test_packages(self):
+        packages = self.packages()
         field = lambda name, what: self.command("dpkg-deb", "--field", packages[name], what)
         self.assertIn("libgrpc++1.51", field("muond", "Depends"))
         self.assertIn("libgrpc++-dev", field("libmuond-dev", "Depends"))
