@@ -1,4 +1,5 @@
 // The session functions of muond.h: joining, values, reports. session_step.cc has the steps.
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -49,15 +50,6 @@ absl::Duration Seconds(double value, absl::Duration otherwise) {
   return value == 0 ? otherwise : absl::Seconds(value);
 }
 
-// A template, so that clients whose sessions do not recover by themselves compile, too.
-template <typename SessionOptions>
-void SetRecovery(double seconds, SessionOptions& options) {
-  if constexpr (requires { options.recovery_timeout; }) {
-    if (seconds < 0) options.recovery_timeout = absl::ZeroDuration();
-    if (seconds > 0) options.recovery_timeout = absl::Seconds(seconds);
-  }
-}
-
 absl::StatusOr<client::SessionOptions> Options(const muond_session_options& given) {
   client::SessionOptions options;
   options.endpoint = Text(given.endpoint, given.endpoint_bytes);
@@ -67,7 +59,8 @@ absl::StatusOr<client::SessionOptions> Options(const muond_session_options& give
   options.bulk_timeout = Seconds(given.bulk_timeout, options.bulk_timeout);
   if (given.chunk_bytes != 0) options.chunk_bytes = given.chunk_bytes;
   if (given.transport_bytes > 0) options.transport = Text(given.transport, given.transport_bytes);
-  SetRecovery(given.recovery_timeout, options);
+  options.recovery_timeout =
+      std::max(Seconds(given.recovery_timeout, options.recovery_timeout), absl::ZeroDuration());
   if (given.memory == MUOND_CUDA) {
     options.gpu = given.device;
   } else if (given.memory != MUOND_HOST) {

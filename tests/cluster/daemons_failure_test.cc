@@ -25,7 +25,8 @@ ServiceOptions Impatient() {
 TestRunOptions Short() {
   return {.cut = {Cut::kFlat},
           .call_timeout = absl::Seconds(2),
-          .step_timeout = absl::Seconds(3)};
+          .step_timeout = absl::Seconds(3),
+          .recovery_timeout = absl::ZeroDuration()};
 }
 
 TEST(DaemonDeath, ParameterServer32_CallersAreToldWithinTheDeadlineAndNothingIsApplied) {

@@ -182,6 +182,7 @@ TestRun::TestRun(const std::shared_ptr<grpc::Channel>& channel, RunSpec spec,
                                                    {.channel = channel,
                                                     .call_timeout = options.call_timeout,
                                                     .step_timeout = options.step_timeout,
+                                                    .recovery_timeout = options.recovery_timeout,
                                                     .chunk_bytes = options.chunk_bytes})));
   }
   if (options.resume) {

@@ -94,6 +94,7 @@ struct TestRunOptions {
   std::int64_t chunk_bytes = std::int64_t{1} << 20;
   absl::Duration call_timeout = absl::Seconds(30);
   absl::Duration step_timeout = absl::Seconds(60);
+  absl::Duration recovery_timeout = absl::Seconds(300);
 };
 
 // A step in logical tensors. A parameter without a gradient is named absent by that rank.
