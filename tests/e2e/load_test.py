@@ -163,7 +163,7 @@ class LoadTest(ProcessTest):
             other = Trainer(self.daemon.unix, reader.run)
             other.register()
             request = pb.PullRequest(id=other.run_id(), rank=0, version=0)
-            streams.append(other.stub.Pull(request, timeout=8))
+            streams.append(other.stub.Pull(request, timeout=60))
             next(streams[-1])
         seconds = small.steps(200)
         grown = resident_bytes(self.pid) - before
@@ -172,12 +172,9 @@ class LoadTest(ProcessTest):
         # A stream's own window, not its tensor.
         self.assertLess(grown, 16 * 4 * MIB)
         for stream in streams:
-            with self.assertRaises(grpc.RpcError) as raised:
-                for _ in range(1 << 20):
-                    next(stream)
-                    time.sleep(0.5)
-            self.assertEqual(raised.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
-            break  # the others' deadlines pass as well
+            stream.cancel()
+        # What had waited for them is let go of: others read on.
+        self.assertEqual(reader.pull(0)["w0"].shape, (elements // 1024, 1024))
         small.steps(10)
 
     def test_ranks_that_never_finish(self):
