@@ -3,7 +3,7 @@
 
 Writes the full parameters, losses, digest and layouts that rank 0 ends with to OUT (torch.save).
 Global batches are the same for every number of ranks, so all ways must end alike. With PAUSE,
-seconds, rank 0 prints the number of each step that is taken and waits so long before its pull.
+seconds, rank 0 prints the number of each step before it is taken, and waits so long.
 """
 
 import sys
@@ -100,20 +100,6 @@ def full(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def pull_late(opt, step, pause):
-    """Waits between step and pull of this rank, and says so."""
-    session = opt._bound().session
-    pull = type(session).pull.__get__(session)
-
-    def later(*arguments):
-        del session.pull
-        time.sleep(pause)  # by now the other rank has pulled
-        print(f"step {step}", flush=True)
-        time.sleep(pause)
-        pull(*arguments)
-    session.pull = later
-
-
 def main():
     way, out = sys.argv[1:3]
     endpoint = sys.argv[3] if len(sys.argv) > 3 else None
@@ -131,7 +117,8 @@ def main():
     steps, pause = (int(sys.argv[4]), float(sys.argv[5])) if len(sys.argv) > 4 else (STEPS, 0)
     for step in opt.steps(steps, rewind=[scaler]):
         if pause and rank == 0:
-            pull_late(opt, step, pause)
+            print(f"step {step}", flush=True)
+            time.sleep(pause)
         inputs, targets = data(step)
         share = BATCH // ranks
         mine = slice(rank * share, (rank + 1) * share)

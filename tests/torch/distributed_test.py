@@ -69,8 +69,8 @@ class Distributed(TorchTest):
         self.check("fsdp", 3, ["[4, 8]", "[1, 8]", "[6, 8]"], endpoint=daemon.unix)
 
     def go_through_a_death(self, way, ranks):
-        """A daemon is killed between one rank's pull and another's, and comes back with an older
-        state: the one goes back before it takes the next step with the other's gradients."""
+        """A daemon is killed between two steps, and comes back with an older state: all ranks go
+        back to it."""
         steps, pause = 9, 0.3
         with tempfile.TemporaryDirectory(prefix="muond-torch-", dir="/tmp") as folder:
             flags = ["--checkpoint-dir", folder, "--checkpoint-every-steps", "3"]
@@ -79,7 +79,7 @@ class Distributed(TorchTest):
 
             def at_step(step):
                 seen.append(step)
-                if len(seen) == 7:
+                if len(seen) == 8:  # the newest checkpoint is a step behind
                     daemon.kill()
                     daemon.socket.unlink()
                     self.daemon(*flags, directory=daemon.directory)
