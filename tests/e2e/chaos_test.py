@@ -180,6 +180,8 @@ class Chaos:
         for index, daemon in enumerate(self.cluster.daemons):
             assert daemon.process.poll() is None, f"daemon {index} died: {self.told[-5:]}"
         for rank in self.everyone if ranks is None else ranks:
+            if rank not in self.everyone:
+                continue  # a twin whose time was over just now
             assert rank.process.poll() is None, f"{rank.name} died: {self.told[-5:]}"
             if rank.held is not None:
                 self.let_go(rank, *rank.held)
