@@ -54,7 +54,7 @@ struct ServiceOptions {
   std::int64_t max_arenas = 256;  // and as many NCCL pairs
   // NCCL with trainers on other GPUs: "auto", where it is found, or "off"; which library (empty:
   // nccl/library.h); and for how long a trainer may not join, or an exchange not end.
-  std::string nccl = "auto";
+  std::string nccl = "off";  // or "auto"
   std::string nccl_library;
   absl::Duration nccl_deadline = absl::Seconds(20);
   std::int64_t max_tensor_bytes = std::int64_t{2} << 30;

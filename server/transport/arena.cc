@@ -55,6 +55,25 @@ absl::StatusOr<ArenaLayout> LayOutArena(const ArenaSize& size, std::int64_t byte
   return layout;
 }
 
+absl::Status CheckRegion(const std::string& object, const ArenaLayout& layout, std::int64_t window,
+                         std::int64_t offset, std::int64_t bytes, bool to_daemon) {
+  if (window < 0 || window >= std::ssize(layout.windows) ||
+      layout.windows[window].to_daemon != to_daemon) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: window %d is not one for what goes to the %s", object, window,
+                        to_daemon ? "daemon" : "trainer"));
+  }
+  const ArenaWindow& found = layout.windows[window];
+  // Without a sum that could overflow.
+  if (bytes < 0 || bytes > found.bytes || offset < found.offset ||
+      offset - found.offset > found.bytes - bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: window %d: %d bytes at %d are not inside its %d bytes at %d", object, window, bytes,
+        offset, found.bytes, found.offset));
+  }
+  return absl::OkStatus();
+}
+
 Arena::Arena(ArenaOwner owner, ArenaLayout layout, ArenaMemory memory, std::string handle,
              std::function<void(std::int64_t)> freed, std::shared_ptr<GpuBlock> gpu)
     : owner_(std::move(owner)),
@@ -108,18 +127,12 @@ absl::Status Arena::CheckFilled(std::int64_t window, std::int64_t sequence) cons
 
 absl::StatusOr<std::string_view> Arena::Region(std::int64_t window, std::int64_t offset,
                                                std::int64_t bytes) const {
-  MUOND_ASSIGN_OR_RETURN(const ArenaWindow* const found, IncomingWindow(window));
+  MUOND_RETURN_IF_ERROR(IncomingWindow(window).status());
   if (gpu_ != nullptr) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: its windows are a GPU's: they take part in Exchange only", object()));
   }
-  // Without a sum that could overflow.
-  if (bytes < 0 || bytes > found->bytes || offset < found->offset ||
-      offset - found->offset > found->bytes - bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: window %d: %d bytes at %d are not inside its %d bytes at %d", object(), window, bytes,
-        offset, found->bytes, found->offset));
-  }
+  MUOND_RETURN_IF_ERROR(CheckRegion(object(), layout_, window, offset, bytes, /*to_daemon=*/true));
   return std::string_view(reinterpret_cast<const char*>(memory_.data() + offset),
                           static_cast<std::size_t>(bytes));
 }
@@ -134,19 +147,7 @@ absl::StatusOr<std::byte*> Arena::GpuRegion(std::int64_t window, std::int64_t of
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: its windows are host memory: they take no part in Exchange", object()));
   }
-  if (window < 0 || window >= std::ssize(layout_.windows) ||
-      layout_.windows[window].to_daemon != to_daemon) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: window %d is not one for what goes to the %s", object(), window,
-                        to_daemon ? "daemon" : "trainer"));
-  }
-  const ArenaWindow& found = layout_.windows[window];
-  if (bytes < 0 || bytes > found.bytes || offset < found.offset ||
-      offset - found.offset > found.bytes - bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: window %d: %d bytes at %d are not inside its %d bytes at %d", object(), window, bytes,
-        offset, found.bytes, found.offset));
-  }
+  MUOND_RETURN_IF_ERROR(CheckRegion(object(), layout_, window, offset, bytes, to_daemon));
   return gpu_->data() + offset;
 }
 

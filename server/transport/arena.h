@@ -73,6 +73,11 @@ struct ArenaLayout {
 };
 absl::StatusOr<ArenaLayout> LayOutArena(const ArenaSize& size, std::int64_t bytes_max);
 
+// OK iff these bytes lie inside a window that carries values in that direction; INVALID_ARGUMENT
+// behind `object` else. The numbers may be anything.
+absl::Status CheckRegion(const std::string& object, const ArenaLayout& layout, std::int64_t window,
+                         std::int64_t offset, std::int64_t bytes, bool to_daemon);
+
 class Arena {
  public:
   // `freed` is called with the arena's bytes when its last user has let go.

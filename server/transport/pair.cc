@@ -150,20 +150,7 @@ absl::Status Pair::status() const {
 absl::StatusOr<std::byte*> Pair::Region(std::int64_t window, std::int64_t offset,
                                         std::int64_t bytes, bool to_daemon) const {
   MUOND_RETURN_IF_ERROR(status());
-  if (window < 0 || window >= std::ssize(layout_.windows) ||
-      layout_.windows[window].to_daemon != to_daemon) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: window %d is not one for what goes to the %s", object(), window,
-                        to_daemon ? "daemon" : "trainer"));
-  }
-  const ArenaWindow& found = layout_.windows[window];
-  // Without a sum that could overflow.
-  if (bytes < 0 || bytes > found.bytes || offset < found.offset ||
-      offset - found.offset > found.bytes - bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: window %d: %d bytes at %d are not inside its %d bytes at %d", object(), window, bytes,
-        offset, found.bytes, found.offset));
-  }
+  MUOND_RETURN_IF_ERROR(CheckRegion(object(), layout_, window, offset, bytes, to_daemon));
   return windows_->data + offset;
 }
 

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/conformance/gpu_trainer.h"
 #include "tests/conformance/transport_paths.h"
+#include "tests/conformance/twenty_steps.h"
 
 namespace muond::conformance {
 namespace {
@@ -16,39 +17,6 @@ using cluster::Must;
 using cluster::Tensors;
 using muond::testing::FakeGpuDriver;
 using ::testing::HasSubstr;
-
-std::string DigestOf(Service& service) {
-  return Must(client::Admin(service.channel(), absl::Seconds(30)).Digest("run")).tensor_digest();
-}
-
-// Twenty steps, one of them skipped; what the trainer gets back of each, and the digest.
-struct Trained {
-  std::string digest;
-  std::vector<std::vector<std::string>> parameters;
-  friend bool operator==(const Trained&, const Trained&) = default;
-};
-
-Trained TwentySteps(PathDaemon& daemon, GpuTrainer& trainer, bool one_call) {
-  trainer.Initialize();
-  Trained result;
-  for (int step = 0; step < 20; ++step) {
-    Tensors gradients = cluster::NoiseFor(trainer.spec(), 100 + step);
-    if (step == 7) gradients.at("w.odd")[11] = std::numeric_limits<float>::infinity();
-    auto sinks = trainer.Sinks();
-    const auto sources = trainer.Sources(gradients);
-    StepOutcome outcome;
-    if (one_call) {
-      outcome = Must(trainer.session().StepAndPull({}, sources, sinks));
-    } else {
-      outcome = Must(trainer.session().Step({}, sources));
-      Must(trainer.session().Pull(outcome.version, sinks));
-    }
-    EXPECT_EQ(outcome.applied, step != 7);
-    result.parameters.push_back(trainer.pulled());
-  }
-  result.digest = DigestOf(daemon.service());
-  return result;
-}
 
 TEST(GpuPaths, TwentyStepsWithASkipAreTheSameOverGrpcIpcAndPointers) {
   PathDaemon first(WithDevices(1));

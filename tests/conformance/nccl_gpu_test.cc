@@ -78,6 +78,7 @@ class NcclGpu : public ::testing::Test {
   void Restart(absl::Duration deadline = absl::Seconds(20)) {
     daemon_.reset();
     ServiceOptions options{.backend = "cuda", .devices = {"1"}};
+    options.nccl = "auto";
     options.nccl_deadline = deadline;
     daemon_ = std::make_unique<PathDaemon>(options);
   }

@@ -14,6 +14,7 @@
 #include "nccl/link.h"
 #include "server/transport/pair_table.h"
 #include "tests/conformance/transport_paths.h"
+#include "tests/conformance/twenty_steps.h"
 #include "tests/support/service_fixture.h"
 
 namespace muond::conformance {
@@ -57,6 +58,7 @@ RunSpec SomeSpec() {
 
 ServiceOptions WithNccl(absl::Duration deadline = absl::Seconds(10)) {
   ServiceOptions options{.threads = 1};
+  options.nccl = "auto";
   options.nccl_deadline = deadline;
   options.make_backends = [](const kernels::BackendOptions& made) {
     std::vector<std::unique_ptr<kernels::Backend>> backends;
@@ -142,39 +144,6 @@ class Trainer {
   std::vector<std::string> bytes_, pulled_;
   std::unique_ptr<client::Session> session_;
 };
-
-std::string DigestOf(Service& service) {
-  return Must(client::Admin(service.channel(), absl::Seconds(30)).Digest("run")).tensor_digest();
-}
-
-struct Trained {
-  std::string digest;
-  std::vector<std::vector<std::string>> parameters;
-  friend bool operator==(const Trained&, const Trained&) = default;
-};
-
-// Twenty steps, one of them skipped.
-Trained TwentySteps(PathDaemon& daemon, Trainer& trainer, bool one_call) {
-  trainer.Initialize();
-  Trained result;
-  for (int step = 0; step < 20; ++step) {
-    Tensors gradients = cluster::NoiseFor(trainer.spec(), 100 + step);
-    if (step == 7) gradients.at("w.odd")[11] = std::numeric_limits<float>::infinity();
-    auto sinks = trainer.Sinks();
-    const auto sources = trainer.Sources(gradients);
-    StepOutcome outcome;
-    if (one_call) {
-      outcome = Must(trainer.session().StepAndPull({}, sources, sinks));
-    } else {
-      outcome = Must(trainer.session().Step({}, sources));
-      Must(trainer.session().Pull(outcome.version, sinks));
-    }
-    EXPECT_EQ(outcome.applied, step != 7);
-    result.parameters.push_back(trainer.pulled());
-  }
-  result.digest = DigestOf(daemon.service());
-  return result;
-}
 
 class NcclPaths : public ::testing::Test {
  protected:

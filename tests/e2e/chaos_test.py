@@ -46,7 +46,6 @@ class Chaos:
         self.counts = collections.Counter()
         self.codes = collections.Counter()
         self.endings = []  # (when, what to do) of what lasts for a while
-        self.down = set()  # daemons that are not expected to live
         self.stop_at = None  # the step at which all ranks wait
         self.floors = {}  # by rank process: it may not resume before this step
         self.checkpoints = test.directory / "checkpoints"
