@@ -217,6 +217,14 @@ std::string Service::metrics_address() const {
   return impl_->metrics_server == nullptr ? "" : impl_->metrics_server->address();
 }
 
+std::int64_t Service::FaultsFired(std::string_view point) const {
+  for (const FaultPointInfo& info : FaultPoints()) {
+    if (info.name == point) return impl_->faults.fired(info.point);
+  }
+  MUOND_CHECK(false, "no such fault point");
+  return 0;
+}
+
 void Service::OnLogMessage(std::string_view level) {
   const auto& levels = RowOf(MetricId::kLogMessages).labels[0].values;
   const auto found = std::find(levels.begin(), levels.end(), level);

@@ -116,6 +116,10 @@ class Service {
   // does not count: step-deadline tells those who wait for it.
   absl::Status CheckAlive(absl::Duration timeout);
 
+  // Tests only: how often the fault point of that name fired (server/faults); checked that there is
+  // one.
+  std::int64_t FaultsFired(std::string_view point) const;
+
   // Health NOT_SERVING; runs are saved where there is a checkpoint directory and any grace; running
   // calls may finish within `grace`, streams are then cancelled.
   void Stop(absl::Duration grace);
