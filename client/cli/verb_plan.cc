@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <system_error>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/format.h"
+#include "client/cli/machine_file.h"
 #include "client/cli/message_json.h"
 #include "client/cli/text_table.h"
 #include "client/cli/verb.h"
@@ -16,6 +19,7 @@
 #include "proto/check.h"
 #include "server/registry/plan.h"
 #include "server/registry/routing.h"
+#include "server/registry/step_time.h"
 
 namespace muond::cli {
 namespace {
@@ -28,6 +32,8 @@ struct PlanFlags {
   bool overlap = false;
   std::string backend = "cpu";
   std::string dtype = "f32";
+  std::string machine;
+  double link_gbps = 0;
 };
 
 void AddFlags(CLI::App& command, PlanFlags& flags) {
@@ -54,6 +60,16 @@ void AddFlags(CLI::App& command, PlanFlags& flags) {
   command.add_option("--dtype", flags.dtype, "of gradients where the file says nothing")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
+  command
+      .add_option("--machine", flags.machine,
+                  absl::StrFormat("tells how long a step will take on it: %s, or a file of rates",
+                                  absl::StrJoin(KnownMachines(), ", ")))
+      ->type_name("MACHINE");
+  command
+      .add_option("--link-gbps", flags.link_gbps,
+                  "of each owner with the trainers, 1e9 bytes a second, in place of the machine's")
+      ->check(CLI::PositiveNumber)
+      ->needs("--machine");
 }
 
 // A file where there is one of that name, else a model by name.
@@ -143,6 +159,31 @@ Json PlanJson(const PlanFlags& flags, const Routing& routing, const Plan& plan) 
           {"daemons", std::move(daemons)}};
 }
 
+Json StepTimeJson(const MachineRates& rates, const StepTime& time) {
+  const OwnerTime& busiest = time.owners[time.busiest];
+  return {{"machine", rates.name},
+          {"link_gbps", rates.link_gbps},
+          {"step_ms", time.step_ms},
+          {"busiest_owner", time.busiest},
+          {"newton_schulz_ms", busiest.newton_schulz_ms},
+          {"passes_ms", busiest.passes_ms},
+          {"link_ms", busiest.link_ms},
+          {"calls_ms", time.calls_ms},
+          {"efficiency", time.efficiency}};
+}
+
+std::string StepTimeText(const MachineRates& rates, const StepTime& time) {
+  const OwnerTime& busiest = time.owners[time.busiest];
+  return absl::StrFormat(
+      "step on %s, links of %s GB/s: about %s ms: Newton-Schulz %s, other passes %s, gradients and "
+      "parameters %s (all of owner %d, the busiest), calls and votes %s; %.1f%% of one owner's "
+      "speed times %d\n",
+      rates.name, FormatNumber(rates.link_gbps), FormatNumber(time.step_ms),
+      FormatNumber(busiest.newton_schulz_ms), FormatNumber(busiest.passes_ms),
+      FormatNumber(busiest.link_ms), time.busiest, FormatNumber(time.calls_ms),
+      100 * time.efficiency, time.owners.size());
+}
+
 std::string Counted(std::int64_t count, const char* what) {
   return absl::StrFormat("%d %s%s", count, what, count == 1 ? "" : "s");
 }
@@ -203,10 +244,25 @@ VerbBody AttachPlan(CLI::App& command) {
     options.overlap = flags->overlap;
     options.device_memory = flags->backend == "cuda";
     options.iterate_bytes = options.device_memory ? 2 : 4;
+    MachineRates rates;
+    if (!flags->machine.empty()) {
+      MUOND_ASSIGN_OR_RETURN(rates, LoadMachine(flags->machine));
+      if (flags->link_gbps > 0) rates.link_gbps = flags->link_gbps;
+    }
     MUOND_ASSIGN_OR_RETURN(const Plan plan, MakePlan(run, routing, options));
-    context.out << (context.output == Output::kJson
-                        ? JsonText(PlanJson(*flags, routing, plan))
-                        : PlanText(*flags, routing, plan, context.color));
+    std::optional<StepTime> time;
+    if (!flags->machine.empty()) {
+      MUOND_ASSIGN_OR_RETURN(
+          time, EstimateStepTime(run, routing, plan, options.iterate_bytes, rates));
+    }
+    if (context.output == Output::kJson) {
+      Json json = PlanJson(*flags, routing, plan);
+      if (time) json["step_time"] = StepTimeJson(rates, *time);
+      context.out << JsonText(json);
+    } else {
+      context.out << PlanText(*flags, routing, plan, context.color);
+      if (time) context.out << StepTimeText(rates, *time);
+    }
     return kOk;
   };
 }

@@ -118,6 +118,46 @@ TEST(MuonctlPlan, ReadsModelFiles) {
   std::filesystem::remove(path);
 }
 
+TEST(MuonctlPlan, TellsHowLongAStepTakesOnAMachine) {
+  const std::vector<std::string> model = {"--model", "llama1b", "--dtype", "bf16", "--backend",
+                                          "cuda"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), model.begin(), model.end());
+    return more;
+  };
+  EXPECT_FALSE(PlanAsJson(with({})).contains("step_time"));
+  const Json one = PlanAsJson(with({"--machine", "h200"}))["step_time"];
+  const Json eight = PlanAsJson(with({"--machine", "h200", "--daemons", "8"}))["step_time"];
+  EXPECT_EQ(one["efficiency"], 1);
+  EXPECT_LT(eight["step_ms"], one["step_ms"].get<double>() / 4);
+  EXPECT_NEAR(eight["efficiency"],
+              one["step_ms"].get<double>() / (8 * eight["step_ms"].get<double>()), 1e-9);
+  const Json slow = PlanAsJson(with({"--machine", "h200", "--link-gbps", "1"}))["step_time"];
+  EXPECT_NEAR(slow["link_ms"], 4 * 1235.8144, 1e-6);
+  EXPECT_THAT(Plan(with({"--machine", "h200"})).out, HasSubstr("step on h200, links of 2110 GB/s"));
+  EXPECT_EQ(Plan(with({"--link-gbps", "1"})).code, 2) << "of no machine";
+
+  const std::string path = testing::TempDir() + "/machine.json";
+  const auto file = [&](const char* text) {
+    std::ofstream(path) << text;
+    return Plan(with({"--machine", path}));
+  };
+  EXPECT_THAT(file(R"({"name": "mine", "newton_schulz_tflops": 1, "memory_gbps": 1, "link_gbps": 1,
+                       "step_ms": 0, "peer_ms": 0})")
+                  .out,
+              HasSubstr("step on mine, "));
+  EXPECT_THAT(file("[]").err, HasSubstr("machine.json\": expected a JSON object"));
+  EXPECT_THAT(file(R"({"name": "mine"})").err, HasSubstr("key \"link_gbps\" is missing"));
+  EXPECT_THAT(file(R"({"memory_gb": 1})").err, HasSubstr("key \"memory_gb\": expected numbers"));
+  EXPECT_THAT(file(R"({"newton_schulz_tflops": 0, "memory_gbps": 1, "link_gbps": 1,
+                       "step_ms": 0, "peer_ms": 0})")
+                  .err,
+              HasSubstr("newton_schulz_tflops: expected more than 0, got 0"));
+  std::filesystem::remove(path);
+  EXPECT_THAT(Plan(with({"--machine", "h2000"})).err,
+              HasSubstr("expected one of h200, or a machine file that exists"));
+}
+
 TEST(MuonctlPlan, RefusesWhatItDoesNotUnderstand) {
   const Result unknown = Plan({"--model", "lama1b"});
   EXPECT_EQ(unknown.code, 1);
