@@ -50,7 +50,7 @@ enum class QueueKind : std::uint8_t { kDevice, kPeer };
 // Why a registration got gRPC and not an arena.
 enum class TransportFallback : std::uint8_t { kNotOffered, kNoSocket, kRefused, kNotAttached };
 enum class MemoryKind : std::uint8_t {
-  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena
+  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena, kBuddy
 };
 
 // The grpc_server_* series of one method: the status codes that calls commonly end with at 0 from

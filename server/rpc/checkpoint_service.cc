@@ -10,13 +10,15 @@ absl::Status NoCheckpoints() {
       "checkpoint: this daemon has no directory for checkpoints: start it with --checkpoint-dir");
 }
 
-absl::StatusOr<std::shared_ptr<Run>> CheckpointService::Find(const std::string& name) const {
+absl::StatusOr<std::shared_ptr<Run>> CheckpointService::Find(const std::string& name,
+                                                             bool needs_directory) const {
   if (checkpointer_ == nullptr) return NoCheckpoints();
+  if (needs_directory && !checkpointer_->has_directory()) return NoCheckpoints();
   return runs_->Find(name);
 }
 
 absl::StatusOr<std::shared_ptr<Run>> CheckpointPeerService::Find(const v1::PeerRun& peer) const {
-  if (checkpointer_ == nullptr) return NoCheckpoints();
+  if (checkpointer_ == nullptr || !checkpointer_->has_directory()) return NoCheckpoints();
   auto run = runs_->Find(peer.run());
   if (!run.ok()) {
     return absl::UnavailableError(
