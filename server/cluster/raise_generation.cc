@@ -82,7 +82,59 @@ absl::Status Summary(const Peers& peers, const std::string& run, const char* wha
                                             absl::StrJoin(failed, "; ")));
 }
 
-// `highest`: raised to the highest promise that a daemon told of.
+v1::RaiseRequest ToProto(const v1::PeerRun& introduction, const RaiseOrder& order) {
+  v1::RaiseRequest raise;
+  *raise.mutable_peer() = introduction;
+  raise.set_generation(order.generation);
+  VotesToProto(order.settled, raise.mutable_settled());
+  raise.set_reinitialize(order.reinitialize);
+  raise.set_resume_step(order.resume_step);
+  raise.set_restore(order.restore);
+  raise.set_lineage(order.lineage);
+  raise.set_recover(order.recover);
+  return raise;
+}
+
+// First round. `highest`: raised to the highest promise that a daemon told of.
+absl::StatusOr<std::vector<StepMachine::Promise>> AskPromises(
+    Peers& peers, const v1::PrepareRequest& prepare, const RaiseHooks& own, absl::Time deadline,
+    std::int64_t& highest) {
+  std::vector<StepMachine::Promise> promises(peers.count());
+  std::vector<std::int64_t> told(peers.count(), 0);
+  const auto promised = AskAll(peers.count(), deadline, [&](int daemon) {
+    auto promise = daemon == peers.self()
+                       ? own.prepare(prepare.generation())
+                       : AskPromise(peers, daemon, prepare, deadline, told[daemon]);
+    if (promise.ok()) promises[daemon] = *std::move(promise);
+    return promise.status();
+  });
+  highest = std::max(highest, *std::max_element(told.begin(), told.end()));
+  MUOND_RETURN_IF_ERROR(Summary(peers, prepare.peer().run(), "raise the generation", promised));
+  return promises;
+}
+
+absl::Status CheckLineages(const std::string& run, const std::vector<std::string>& daemons,
+                           const std::vector<StepMachine::Promise>& promises) {
+  const absl::Status one = CheckOneLineage(daemons, promises);
+  if (one.ok()) return one;
+  return absl::Status(one.code(), absl::StrFormat("run \"%s\": raise the generation: %s", run,
+                                                  one.message()));
+}
+
+// Second round, of the daemons that `wanted` says.
+absl::Status AskRaises(Peers& peers, const v1::PeerRun& introduction, const RaiseOrder& order,
+                       const RaiseHooks& own, absl::Time deadline,
+                       const std::function<bool(int)>& wanted) {
+  const v1::RaiseRequest raise = ToProto(introduction, order);
+  const auto raised = AskAll(peers.count(), deadline, [&](int daemon) {
+    if (!wanted(daemon)) return absl::OkStatus();
+    return daemon == peers.self() ? own.raise(order) : AskRaise(peers, daemon, raise, deadline);
+  });
+  return Summary(peers, introduction.run(), "raise the generation", raised);
+}
+
+bool Everybody(int) { return true; }
+
 absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t generation,
                      bool reinitialize, const RaiseHooks& own, absl::Time deadline,
                      const RestoreOrder& restore, std::int64_t& highest) {
@@ -90,24 +142,11 @@ absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t
   *prepare.mutable_peer() = introduction;
   prepare.set_generation(generation);
   prepare.set_reinitialize(reinitialize);
-  std::vector<StepMachine::Promise> promises(peers.count());
-  std::vector<std::int64_t> told(peers.count(), 0);
-  const auto promised = AskAll(peers.count(), deadline, [&](int daemon) {
-    auto promise = daemon == peers.self()
-                       ? own.prepare(generation)
-                       : AskPromise(peers, daemon, prepare, deadline, told[daemon]);
-    if (promise.ok()) promises[daemon] = *std::move(promise);
-    return promise.status();
-  });
-  highest = std::max(highest, *std::max_element(told.begin(), told.end()));
-  MUOND_RETURN_IF_ERROR(Summary(peers, introduction.run(), "raise the generation", promised));
-
+  MUOND_ASSIGN_OR_RETURN(const auto promises,
+                         AskPromises(peers, prepare, own, deadline, highest));
   RaiseOrder order{.generation = generation, .reinitialize = reinitialize};
   if (!reinitialize) {
-    if (const absl::Status one = CheckOneLineage(peers.daemons(), promises); !one.ok()) {
-      return absl::Status(one.code(), absl::StrFormat("run \"%s\": raise the generation: %s",
-                                                      introduction.run(), one.message()));
-    }
+    MUOND_RETURN_IF_ERROR(CheckLineages(introduction.run(), peers.daemons(), promises));
     order.settled = SettledVotes(peers.count(), promises);
   }
   for (const auto& promise : promises) {
@@ -117,17 +156,82 @@ absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t
     order.restore = restore.name;
     order.resume_step = restore.step;
   }
-  v1::RaiseRequest raise;
-  *raise.mutable_peer() = introduction;
-  raise.set_restore(order.restore);
-  raise.set_generation(generation);
-  VotesToProto(order.settled, raise.mutable_settled());
-  raise.set_reinitialize(reinitialize);
-  raise.set_resume_step(order.resume_step);
-  const auto raised = AskAll(peers.count(), deadline, [&](int daemon) {
-    return daemon == peers.self() ? own.raise(order) : AskRaise(peers, daemon, raise, deadline);
+  return AskRaises(peers, introduction, order, own, deadline, Everybody);
+}
+
+constexpr absl::Duration kRecoverTimeout = absl::Minutes(30);
+
+absl::Status AskRecover(Peers& peers, int daemon, const v1::BuddyRecoverRequest& request) {
+  grpc::ClientContext context;
+  context.set_deadline(GrpcDeadlineIn(kRecoverTimeout));
+  v1::BuddyRecoverReply reply;
+  return FromGrpc(peers.buddy(daemon).Recover(&context, request, &reply));
+}
+
+// Brings back the daemons whose promise is of no lineage, once the others have raised.
+absl::Status RecoverLost(Peers& peers, const v1::PeerRun& introduction, RaiseOrder order,
+                         const std::vector<StepMachine::Promise>& promises, const RaiseHooks& own,
+                         absl::Time deadline) {
+  const auto lost = [&](int daemon) { return promises[daemon].lineage == 0; };
+  v1::BuddyRecoverRequest request;
+  *request.mutable_peer() = introduction;
+  request.set_version(order.resume_step);
+  request.set_lineage(order.lineage);
+  std::vector<absl::Status> recovered(peers.count());
+  AtOnce(peers.count(), [&](int daemon) {
+    if (!lost(daemon)) return;
+    recovered[daemon] = daemon == peers.self() ? own.recover(order.resume_step, order.lineage)
+                                               : AskRecover(peers, daemon, request);
   });
-  return Summary(peers, introduction.run(), "raise the generation", raised);
+  MUOND_RETURN_IF_ERROR(Summary(peers, introduction.run(), "recover", recovered));
+  order.settled.clear();
+  order.reinitialize = true;
+  order.restore = kFromBuddy;
+  return AskRaises(peers, introduction, order, own, deadline, lost);
+}
+
+absl::Status TryRecover(Peers& peers, const v1::PeerRun& introduction, std::int64_t generation,
+                        const RaiseHooks& own, absl::Time deadline, std::int64_t& highest) {
+  v1::PrepareRequest prepare;
+  *prepare.mutable_peer() = introduction;
+  prepare.set_generation(generation);
+  prepare.set_recover(true);
+  MUOND_ASSIGN_OR_RETURN(auto promises, AskPromises(peers, prepare, own, deadline, highest));
+  std::vector<StepMachine::Promise> there;
+  std::vector<std::string> names;
+  for (int daemon = 0; daemon < peers.count(); ++daemon) {
+    if (promises[daemon].lineage == 0) continue;
+    there.push_back(promises[daemon]);
+    names.push_back(peers.daemons()[daemon]);
+  }
+  if (there.empty()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": recover: no daemon has any of its state", introduction.run()));
+  }
+  MUOND_RETURN_IF_ERROR(CheckLineages(introduction.run(), names, there));
+  RaiseOrder order{.generation = generation, .lineage = there[0].lineage, .recover = true};
+  order.resume_step = there[0].next_step;
+  for (const auto& promise : there) {
+    order.resume_step = std::min(order.resume_step, promise.next_step);
+  }
+  // Who lost all knows of no votes; those of its former life may be complete elsewhere.
+  auto all = promises;
+  for (auto& promise : all) {
+    if (promise.lineage == 0) promise = {order.resume_step, {}, order.lineage};
+  }
+  order.settled = SettledVotes(peers.count(), all);
+  if (!order.settled.empty()) ++order.resume_step;
+  MUOND_RETURN_IF_ERROR(AskRaises(peers, introduction, order, own, deadline, [&](int daemon) {
+    return promises[daemon].lineage != 0;
+  }));
+  return RecoverLost(peers, introduction, order, promises, own, deadline);
+}
+
+// Each daemon has numbers of its own: two that coordinate at a time never give one to two orders.
+std::int64_t OwnAbove(const Peers& peers, std::int64_t generation) {
+  do ++generation;
+  while (generation % peers.count() != peers.self());
+  return generation;
 }
 
 }  // namespace
@@ -136,20 +240,25 @@ absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::st
                              std::int64_t current, bool reinitialize, const RaiseHooks& own,
                              absl::Time deadline, const RestoreOrder& restore) {
   const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
-  // Each daemon has numbers of its own: two that coordinate at a time never give one to two orders.
-  const auto own_above = [&](std::int64_t generation) {
-    do ++generation;
-    while (generation % peers.count() != peers.self());
-    return generation;
-  };
   absl::Status status;
   // A daemon that is ahead, by another's unfinished try, refuses: go above it.
   std::int64_t highest = current;
   while (SteadyNow() < deadline) {
-    const std::int64_t generation = own_above(highest);
-    highest = generation;
-    status =
-        TryOnce(peers, introduction, generation, reinitialize, own, deadline, restore, highest);
+    highest = OwnAbove(peers, highest);
+    status = TryOnce(peers, introduction, highest, reinitialize, own, deadline, restore, highest);
+    if (!absl::IsAborted(status)) return status;
+  }
+  return status;
+}
+
+absl::Status RecoverGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
+                               std::int64_t current, const RaiseHooks& own, absl::Time deadline) {
+  const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
+  absl::Status status = absl::UnavailableError("recover: there was no time to try");
+  std::int64_t highest = current;
+  while (SteadyNow() < deadline) {
+    highest = OwnAbove(peers, highest);
+    status = TryRecover(peers, introduction, highest, own, deadline, highest);
     if (!absl::IsAborted(status)) return status;
   }
   return status;

@@ -115,7 +115,9 @@ absl::Status Service::Impl::MakeRuns(const ServiceOptions& options,
 }
 
 absl::Status Service::Impl::OpenCheckpoints(const ServiceOptions& options, RunContext& context) {
-  if (options.checkpoint_dir.empty()) return absl::OkStatus();
+  const bool buddies = options.buddy_steps > 0 && peers->count() > 1;
+  context.buddy_steps = options.buddy_steps;
+  if (options.checkpoint_dir.empty() && !buddies) return absl::OkStatus();
   MUOND_ASSIGN_OR_RETURN(checkpointer,
                          Checkpointer::Open({.directory = options.checkpoint_dir,
                                              .every_steps = options.checkpoint_every_steps,
@@ -187,6 +189,8 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
       std::make_unique<CheckpointService>(impl->runs.get(), impl->checkpointer.get());
   impl->checkpoint_peer_service =
       std::make_unique<CheckpointPeerService>(impl->runs.get(), impl->checkpointer.get());
+  impl->buddy_service =
+      std::make_unique<BuddyService>(impl->runs.get(), impl->peer_executor.get());
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
   MUOND_RETURN_IF_ERROR(impl->ListenForProbes(options.health_address));
   if (!options.metrics_address.empty()) {

@@ -90,6 +90,9 @@ void RunMetrics::AddRunSeries(const Opening& opening) {
   checkpoint_last_step_ = series_.AddGauge(kCheckpointLastStep, run);
   checkpoint_last_step_->Set(-1);
   checkpoint_interval_ = series_.AddGauge(kCheckpointInterval, run);
+  buddy_sent_ = series_.AddCounter(kBuddySent, run);
+  buddy_wait_ = series_.AddHistogram(kBuddyWait, run);
+  buddy_recoveries_ = series_.AddCounters(kBuddyRecoveries, run);
   duplicates_ = series_.AddCounter(kDuplicateRequests, run);
 
   loss_scale_ = series_.AddGauge(kLossScale, run);
@@ -274,6 +277,18 @@ void RunMetrics::OnCheckpointSaved(std::int64_t step, std::int64_t bytes, absl::
   Set(checkpoint_size_, static_cast<double>(bytes));
   Set(checkpoint_last_success_, UnixSeconds(now));
   Set(checkpoint_last_step_, static_cast<double>(step));
+}
+
+void RunMetrics::OnBuddySent(std::int64_t bytes) {
+  if (bytes > 0) buddy_sent_->Increment(static_cast<double>(bytes));
+}
+
+void RunMetrics::ObserveBuddyWait(absl::Duration elapsed) {
+  buddy_wait_->Observe(std::max(0.0, absl::ToDoubleSeconds(elapsed)));
+}
+
+void RunMetrics::OnBuddyRecovery(bool recovered) {
+  buddy_recoveries_[recovered ? 0 : 1]->Increment();
 }
 
 void RunMetrics::SetCheckpointInterval(absl::Duration interval) {

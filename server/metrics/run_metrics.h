@@ -125,6 +125,11 @@ class RunMetrics {
                          absl::Time now);
   void SetCheckpointInterval(absl::Duration interval);  // 0: none by time
 
+  // Buddies. What a buddy took, and how long a step that was reduced waited for it.
+  void OnBuddySent(std::int64_t bytes);
+  void ObserveBuddyWait(absl::Duration elapsed);
+  void OnBuddyRecovery(bool recovered);
+
   // Health of the state after a commit. One entry per group of the opening, in its order.
   void SetNorms(std::span<const GroupNorms> groups);
   void SetNonfiniteTensors(const NonfiniteTensors& counts);
@@ -172,6 +177,9 @@ class RunMetrics {
   prometheus::Gauge* checkpoint_last_success_ = nullptr;
   prometheus::Gauge* checkpoint_last_step_ = nullptr;
   prometheus::Gauge* checkpoint_interval_ = nullptr;
+  prometheus::Counter* buddy_sent_ = nullptr;
+  prometheus::Histogram* buddy_wait_ = nullptr;
+  std::vector<prometheus::Counter*> buddy_recoveries_;  // recovered, failed
   prometheus::Gauge* loss_scale_ = nullptr;
   std::vector<prometheus::Counter*> loss_scale_changes_;  // growth, backoff
   prometheus::Gauge* grad_norm_ = nullptr;

@@ -9,7 +9,8 @@ grpc::ServerUnaryReactor* PeerService::Prepare(grpc::CallbackServerContext* cont
                                                v1::PrepareReply* reply) {
   const auto run = Find(request->peer());
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
-  const auto promise = (*run)->Prepare(request->generation(), request->reinitialize());
+  const auto promise = (*run)->Prepare(request->generation(), request->reinitialize(),
+                                       request->recover());
   if (!promise.ok()) return AnswerNow(context, promise.status(), run->get());
   reply->set_next_step(promise->next_step);
   reply->set_lineage(promise->lineage);

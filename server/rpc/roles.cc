@@ -48,6 +48,7 @@ constexpr Row kTable[] = {
     {"/muond.v1.Checkpoint/", kAny},
     {"/muond.v1.CheckpointPeer/", kDaemon},
     {"/muond.v1.Peer/", kDaemon},
+    {"/muond.v1.Buddy/", kDaemon},
     {"/grpc.health.v1.Health/", kAny},
     {"/grpc.reflection.v1alpha.ServerReflection/", kAdmin},
     {"/grpc.reflection.v1.ServerReflection/", kAdmin},

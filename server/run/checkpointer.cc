@@ -97,7 +97,10 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(CheckpointOptio
     return absl::InvalidArgumentError(absl::StrFormat(
         "restore \"%s\": expected latest, none or a step", options.restore));
   }
-  MUOND_ASSIGN_OR_RETURN(auto files, checkpoint::OpenFileSystem(options.directory));
+  std::unique_ptr<checkpoint::FileSystem> files;
+  if (!options.directory.empty()) {
+    MUOND_ASSIGN_OR_RETURN(files, checkpoint::OpenFileSystem(options.directory));
+  }
   return std::unique_ptr<Checkpointer>(
       new Checkpointer(std::move(options), std::move(peers), std::move(files)));
 }
@@ -335,6 +338,7 @@ void Checkpointer::SavePart(
 }
 
 void Checkpointer::SaveAll(absl::Duration patience) {
+  if (!has_directory()) return;
   for (const auto& run : runs_->All()) {
     if (peers_->count() > 1) AwaitVerdict(*peers_, *run, SteadyNow() + patience);
     const RunPosition position = run->Position();

@@ -100,6 +100,7 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
   MUOND_RETURN_IF_ERROR(run->RecallGeneration());
   run->OpenMetrics();
   run->CountMemory(1);
+  run->OpenBuddy();
   return run;
 }
 
@@ -113,6 +114,7 @@ Run::Run(Registry registry, const RunContext& context, std::string overlap)
 }
 
 Run::~Run() {
+  CloseBuddy();
   if (engines_ != nullptr) CountMemory(-1);
   context_.metrics->AddMemory(MemoryKind::kStaging, -staging_.bytes());
 }
@@ -174,8 +176,8 @@ void Run::OpenMetrics() {
     if (routing().parameters[i].state == i) here += registry_.ElementsHere(i);
   }
   metrics_->SetShardElements(here);
-  observer_ = std::make_unique<StepObserver>(spec(), context_.observe, metrics_.get(),
-                                             context_.metrics);
+  observer_ =
+      std::make_unique<StepObserver>(spec(), context_.observe, metrics_.get(), context_.metrics);
   metrics_->SetState(RunState::kOpening);
 }
 
@@ -342,11 +344,7 @@ void Run::FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::St
       StartIfReady();
     }
   }
-  if (status.ok()) {
-    done(SliceArrival::kAccepted);
-  } else {
-    done(status);
-  }
+  done(status.ok() ? absl::StatusOr<SliceArrival>(SliceArrival::kAccepted) : status);
   for (const auto& call : waiting) call();
 }
 

@@ -25,93 +25,29 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/values.h"
-#include "server/checkpoint/manifest.h"
+#include "server/buddy/buddy_sender.h"
+#include "server/buddy/held_state.h"
 #include "server/cluster/hello.h"
 #include "server/cluster/raise_generation.h"
 #include "server/cluster/timer.h"
 #include "server/cluster/vote_exchange.h"
 #include "server/engine/engines.h"
-#include "server/engine/executor.h"
-#include "server/metrics/daemon_metrics.h"
 #include "server/registry/registry.h"
 #include "server/run/generation_file.h"
 #include "server/run/initial_values.h"
-#include "server/run/observe_step.h"
+#include "server/run/open_slice.h"
+#include "server/run/run_context.h"
 #include "server/run/slice_table.h"
 #include "server/run/snapshot.h"
+#include "server/run/staged_state.h"
 #include "server/run/staging.h"
+#include "server/run/state_image.h"
 #include "server/step/step_machine.h"
-#include "server/transport/slice_receiver.h"
 
 namespace muond {
 
-class Run;
-
-// What a run uses of its daemon; all of it outlives every run.
-struct RunContext {
-  std::vector<EngineDevice> devices;  // at least one
-  EngineFaults faults;
-  DaemonMetrics* metrics = nullptr;
-  RegistryLimits limits;
-  // This daemon and the others that its runs span.
-  std::shared_ptr<Peers> peers;
-  // For work that waits for other daemons.
-  Executor* peer_executor = nullptr;
-  std::string state_dir;  // where generations are kept; empty: nowhere
-  bool overlap = false;   // Newton-Schulz before the verdict, where a run's rules allow it
-  ObserveOptions observe;
-  // Checkpoints: every so many steps each daemon copies its state, the same steps on all; 0: never.
-  std::int64_t checkpoint_every_steps = 0;
-  // Told, under the run's lock, that such a copy was taken, and that a run needs a restore.
-  std::function<void()> checkpoint_wanted;
-  // Told of a run that was made here, before any rank has joined it.
-  std::function<void(Run&)> run_made;
-};
-
-// What this daemon owns at one version, in host memory, and what is alike on all daemons then.
-struct StateImage {
-  std::shared_ptr<StateCopies> copies;
-  checkpoint::Control control;
-  double copy_seconds = 0;  // for which no step could be applied
-  bool ready = false;
-  absl::Status status;  // of the copy, once ready
-};
-
 using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
 using StatusCallback = std::function<void(const absl::Status&)>;
-
-// Which slice a stream sends, as the trainer names it.
-struct SliceAddress {
-  std::int64_t rank = 0;
-  std::string parameter;
-  std::int64_t slice = 0;
-  std::int64_t micro_batch = 0;
-};
-
-// A slice that a stream is sending.
-struct OpenSlice {
-  SliceId id;
-  std::int64_t generation = 0;
-  std::int64_t step = 0;     // -1: initial values
-  std::int64_t attempt = 0;  // at the step, when the slice was opened
-  // Initial values: the slice itself. Gradients: the whole tensor; null when only verified.
-  std::shared_ptr<StagingBuffer> memory;
-  std::shared_ptr<SliceReceiver> receiver;
-};
-
-enum class SliceArrival : std::uint8_t { kAccepted, kDuplicate };
-using ArrivalCallback = std::function<void(const absl::StatusOr<SliceArrival>&)>;
-
-// What a Pull reads of one box of one parameter: elements that this daemon owns.
-struct PullSlice {
-  int parameter = 0;  // that holds the state
-  Box box;
-  ElementRange range;
-  Dtype dtype = Dtype::kF32;
-  std::int64_t slice = 0;  // position in the request
-  std::string name;
-  bool covers = false;  // the box is the whole parameter
-};
 
 class Run : public std::enable_shared_from_this<Run> {
  public:
@@ -199,7 +135,9 @@ class Run : public std::enable_shared_from_this<Run> {
   // The two rounds of raising the generation, on this daemon.
   // ABORTED when the generation is too low; FAILED_PRECONDITION when only a reinitialization helps;
   // UNAVAILABLE when the promise could not be kept on disk.
-  absl::StatusOr<StepMachine::Promise> Prepare(std::int64_t generation, bool reinitialize);
+  // With `recover` a daemon without its state promises, too, of lineage 0.
+  absl::StatusOr<StepMachine::Promise> Prepare(std::int64_t generation, bool reinitialize,
+                                               bool recover = false);
   // UNAVAILABLE, to be repeated, while a step of the old generation is being committed.
   absl::Status Raise(const RaiseOrder& order);
   // Both rounds on all daemons, within `wait`. OK when the generation is above `current`, by
@@ -231,6 +169,19 @@ class Run : public std::enable_shared_from_this<Run> {
   // A checkpoint of this run is there, and this daemon has no state: nobody may initialize it.
   void ExpectRestore(std::int64_t step);
   RunMetrics& metrics() { return *metrics_; }
+
+  // -- Buddies (run_buddy.cc)
+  bool has_buddy() const { return buddy_ != nullptr; }
+  // What the daemon before this one puts here. ABORTED while this one has no state of that lineage;
+  // FAILED_PRECONDITION where there are no buddies.
+  absl::StatusOr<v1::BuddyPutReply> BuddyPut(const v1::BuddyPutRequest& request);
+  // UNAVAILABLE unless this daemon is at that version.
+  absl::StatusOr<v1::BuddyIndexReply> BuddyIndex(const v1::BuddyIndexRequest& request);
+  absl::StatusOr<v1::BuddyReadReply> BuddyRead(const v1::BuddyReadRequest& request) const;
+  // Stages the state of that version from what this daemon's buddy holds; blocks.
+  absl::StatusOr<v1::BuddyRecoverReply> StageFromBuddy(std::int64_t version, std::int64_t lineage);
+  // Brings back all daemons that lost their state: see RecoverGeneration. Blocks.
+  absl::Status RecoverOnAll(absl::Time deadline);
 
   // -- Views
   const Plan& plan() const { return registry_.plan(); }
@@ -297,6 +248,25 @@ class Run : public std::enable_shared_from_this<Run> {
   void Restore();
   void StartImage();
   void OnVersion();
+
+  void OpenBuddy();
+  void CloseBuddy();
+  void RestartBuddy();
+  void SendGradient(const ReduceEffect& effect, const ReduceRequest& request,
+                    const ReducedGradient& result);
+  BuddyAttemptKey AttemptKey(std::int64_t attempt) const;
+  void OnHeld(const BuddyAttemptKey& attempt);
+  void OnBuddyTrouble(int daemon, const absl::Status& status, const PeerPosition* position);
+  void OnSnapshotWanted();
+  void SnapshotForBuddy();
+  void RecordStep(const StepOutcome& outcome);
+  absl::Status CheckBuddy(const v1::PeerRun& peer, std::int64_t lineage) const;
+  bool HasState() const { return running_ || restored_; }
+  std::int64_t LineageLocked() const;
+  absl::Status ReadItem(std::int64_t item, char* out, std::int64_t bytes);
+  absl::StatusOr<std::vector<ReplayStep>> ReadSteps(const v1::BuddyIndexReply& index,
+                                                    std::int64_t& bytes);
+  void Replay(std::vector<ReplayStep> steps);
   checkpoint::Control ControlLocked() const;
   std::int64_t GenerationLocked() const;
   std::int64_t PromisedLocked() const;
@@ -369,22 +339,25 @@ class Run : public std::enable_shared_from_this<Run> {
   std::map<std::uint64_t, OutcomeCallback> waiters_;
 
   // Checkpoints.
-  struct Staged {
-    std::string name;
-    std::shared_ptr<StateCopies> copies;
-    checkpoint::Control control;
-  };
   bool restored_ = false;  // the state came from a checkpoint: no initial values are waited for
-  std::optional<Staged> staged_;
+  std::optional<StagedState> staged_;
   std::shared_ptr<StateImage> image_;            // the newest, until it is taken
   std::shared_ptr<StateCopies> spare_copies_;    // memory for the next
   std::int64_t image_wanted_ = -1;               // version that somebody waits for
   std::int64_t periodic_version_ = -1;
   std::condition_variable image_changed_;
 
+  // Buddies; null where there are none.
+  std::unique_ptr<HeldState> held_;            // of the daemon before this one
+  std::shared_ptr<StateCopies> buddy_copies_;  // memory of snapshots; shared while one is sent
+  std::int64_t buddy_snapshot_ = -1;           // version of the last that was taken
+  std::int64_t buddy_held_ = -1;               // that the buddy had when this state came from there
+
   std::int64_t workspace_bytes_ = 0;  // of the engine, as told to the metrics
   // Totals and last values for Snapshot.
   RunTotals totals_;
+  // Destroyed first: its thread calls back.
+  std::unique_ptr<BuddySender> buddy_;
 };
 
 }  // namespace muond

@@ -63,6 +63,10 @@ void Run::OnVersion() {
       if (context_.checkpoint_wanted) context_.checkpoint_wanted();
     }
   }
+  if (buddy_ != nullptr && lost_.empty() &&
+      version - buddy_snapshot_ >= StepsBetweenSnapshots(context_.buddy_steps)) {
+    SnapshotForBuddy();
+  }
   image_changed_.notify_all();
 }
 
@@ -116,7 +120,10 @@ void Run::Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
                 const checkpoint::Control& control) {
   std::lock_guard lock(mutex_);
   staged_.reset();
-  if (copies != nullptr) staged_ = Staged{name, std::move(copies), control};
+  if (copies != nullptr) {
+    staged_ = StagedState{
+        .name = name, .copies = std::move(copies), .control = control, .replay = {}};
+  }
 }
 
 // The lock is held; all state was just forgotten.
@@ -135,6 +142,7 @@ void Run::Restore() {
       .last_outcome = control.last_outcome};
   start_.memory = memory;
   restored_ = true;
+  buddy_snapshot_ = buddy_held_ = staged_->held;
   if (machine_ != nullptr) MakeMachine();
   StartIfReady();
   metrics_->SetState(StateLocked());
@@ -147,6 +155,7 @@ void Run::Restore() {
         std::lock_guard lock(self->mutex_);
         if (life == self->life_) self->PublishHealth({}, *health);
       });
+  Replay(std::move(staged_->replay));
   staged_.reset();
 }
 

@@ -27,6 +27,7 @@ void Run::FinishReduce(std::int64_t life, const ReduceEffect& effect, ReduceRequ
     std::lock_guard lock(mutex_);
     if (life != life_) return;
     CountWorkspace();
+    if (buddy_ != nullptr) SendGradient(effect, request, *result);
     if (result->layers_free) ReleaseLayers(effect, request);
     Effects effects;
     machine_->OnReduced(effect.attempt, effect.state,

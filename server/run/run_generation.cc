@@ -67,10 +67,11 @@ void Run::ForgetGeneration() {
 
 // ---- The two rounds ---------------------------------------------------------------------------
 
-absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool reinitialize) {
+absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool reinitialize,
+                                                  bool recover) {
   std::lock_guard lock(mutex_);
   if (!stopped_.ok()) return stopped_;
-  if (!reinitialize && !lost_.empty()) return NeedsRestore();
+  if (!reinitialize && !recover && !lost_.empty()) return NeedsRestore();
   if (!reinitialize && machine_ != nullptr && machine_->failed()) {
     return absl::FailedPreconditionError(
         absl::StrFormat("run \"%s\": has failed and needs a restore, a new generation does not "
@@ -91,6 +92,7 @@ absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool 
     // Nothing was ever voted here; the machine is told of the promise when it is made.
     promised_ = generation;
   }
+  if (recover && !HasState()) promise = {promise.next_step, {}, 0};
   WatchPromise();
   // A promise counts once it outlives the daemon.
   MUOND_RETURN_IF_ERROR(StoreGeneration());
@@ -143,7 +145,12 @@ absl::Status Run::RaiseLocked(const RaiseOrder& order, std::int64_t now, After& 
   if (order.reinitialize) {
     if (order.restore.empty()) staged_.reset();
     Reset(order.resume_step);
+    if (order.lineage > 0) start_.lineage = order.lineage;
     if (staged_) Restore();
+  } else if (order.recover && !lost_.empty()) {
+    // It was others that had lost their state, and they get it back.
+    lost_.clear();
+    metrics_->SetState(StateLocked());
   }
   return absl::OkStatus();
 }
@@ -158,6 +165,7 @@ void Run::Reset(std::int64_t resume_step) {
   image_.reset();
   periodic_version_ = -1;
   image_changed_.notify_all();
+  RestartBuddy();
   ++life_;
   lost_.clear();
   EndAttempt();

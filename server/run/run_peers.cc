@@ -40,11 +40,13 @@ absl::Status Run::CheckPeer(int daemon, const std::string& agreement) const {
 void Run::MakeMachine() {
   StepLayout layout =
       StepLayoutOf(registry_, context_.peers->daemons(), context_.peers->self());
+  if (buddy_ != nullptr) layout.buddy = BuddyOf(layout.self, context_.peers->count());
   initial_.Expect(layout);
   machine_ = std::make_unique<StepMachine>(std::move(layout), spec(), start_);
   if (promised_ > start_.generation) {
     MUOND_CHECK(machine_->OnPrepare(promised_).ok(), "a promise that was given is kept");
   }
+  if (buddy_ != nullptr) buddy_->Restart(machine_->lineage(), buddy_held_);
 }
 
 // ---- Votes ------------------------------------------------------------------------------------

@@ -296,6 +296,8 @@ void Run::Carry(Effects& effects, After& after) {
       CarryCommit(*commit);
     } else if (const auto* vote = std::get_if<VoteEffect>(&effect)) {
       CarryVote(*vote, after);
+    } else if (const auto* hold = std::get_if<HoldEffect>(&effect)) {
+      buddy_->Seal(AttemptKey(hold->attempt), hold->states);
     } else if (std::holds_alternative<DiscardEffect>(effect)) {
       discarded = true;
       EndAttempt();
@@ -323,6 +325,7 @@ void Run::Carry(Effects& effects, After& after) {
 // The step was consumed or its attempt thrown away: its layers are free, its streams may not write.
 void Run::EndAttempt() {
   EndVotes();
+  if (buddy_ != nullptr) buddy_->EndAttempt();
   gradient_slices_.Clear(
       stopped_.ok() ? absl::AbortedError("the step ended or started over meanwhile") : stopped_);
   for (auto& [layer, gradient] : layers_) {
@@ -341,6 +344,7 @@ void Run::EndAttempt() {
 
 void Run::CarryOutcome(const OutcomeEffect& effect) {
   const StepOutcome& outcome = effect.outcome;
+  RecordStep(outcome);
   OnVersion();
   if (outcome.applied) {
     ++totals_.steps_applied;

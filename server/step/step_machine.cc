@@ -66,7 +66,7 @@ void StepMachine::Advance(Effects& effects) {
     phase_ = Phase::kReducing;
     for (int p = 0; p < index_->parameters(); ++p) RequestReduction(p, effects);
   }
-  if (phase_ == Phase::kReducing && reductions_open_ == 0) Cast(OwnVote(), effects);
+  if (phase_ == Phase::kReducing && reductions_open_ == 0) CastOwn(effects);
 }
 
 // Does nothing for what is not a state, has no layers, or was asked for before.
@@ -129,6 +129,22 @@ Vote StepMachine::OwnVote() const {
     if (facts->state_overflow) ++vote.state_overflows;
   }
   return vote;
+}
+
+// What will be skipped whatever the others say needs no copy of its gradients.
+void StepMachine::CastOwn(Effects& effects) {
+  const Vote vote = OwnVote();
+  if (index_->buddy() < 0 || vote.nonfinite > 0 || vote.state_overflows > 0) {
+    return Cast(vote, effects);
+  }
+  phase_ = Phase::kHolding;
+  HoldEffect hold{.attempt = attempt_.number(), .states = {}};
+  for (const auto& [state, facts] : reductions_) hold.states.push_back(state);
+  effects.push_back(std::move(hold));
+}
+
+void StepMachine::OnHeld(std::int64_t attempt, Effects& effects) {
+  if (attempt == attempt_.number() && phase_ == Phase::kHolding) Cast(OwnVote(), effects);
 }
 
 Vote StepMachine::SkipVote() const {
