@@ -63,6 +63,9 @@ class OptimizerService final : public OptimizerServiceBase {
                                        v1::CloseArenaReply*) override;
   grpc::ServerBidiReactor<v1::PullArenaRequest, v1::PullReply>* PullArena(
       grpc::CallbackServerContext*) override;
+  grpc::ServerUnaryReactor* AddParameters(grpc::CallbackServerContext*,
+                                          const v1::AddParametersRequest*,
+                                          v1::AddParametersReply*) override;
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext*, const v1::CloseRequest*,
                                   v1::CloseReply*) override;
   grpc::ServerUnaryReactor* RaiseGeneration(grpc::CallbackServerContext*,

@@ -26,7 +26,8 @@ class PeerService final : public v1::Peer::CallbackService {
 
  private:
   // The run that a peer speaks of; NOT_FOUND, or FAILED_PRECONDITION when it plans otherwise.
-  absl::StatusOr<std::shared_ptr<Run>> Find(const v1::PeerRun& peer) const;
+  // `exact`: see Run::CheckPeer.
+  absl::StatusOr<std::shared_ptr<Run>> Find(const v1::PeerRun& peer, bool exact = false) const;
 
   RunTable* const runs_;
 };

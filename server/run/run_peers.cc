@@ -19,28 +19,36 @@ constexpr absl::Duration kHelloTimeout = absl::Seconds(1);
 }  // namespace
 
 // What daemons compare: equal on all, or they would not agree on who owns what.
-std::string Run::PlanName() const {
-  return absl::StrFormat("%s of %d devices a daemon", registry_.plan().hash, devices());
+std::string Run::PlanNameOf(const Registry& registry) const {
+  return absl::StrFormat("%s of %d devices a daemon", registry.plan().hash, devices());
 }
 
-absl::Status Run::CheckPeer(int daemon, const std::string& agreement) const {
+absl::Status Run::CheckPeer(int daemon, const std::string& agreement, bool exact) const {
   if (daemon < 0 || daemon >= context_.peers->count() || daemon == context_.peers->self()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run \"%s\": daemon %d: no other daemon of this run", name(), daemon));
   }
-  const std::string own = context_.peers->Agreement(PlanName());
-  if (agreement == own) return absl::OkStatus();
+  const auto agrees = [&](const Registry* with) {
+    return with != nullptr && agreement == context_.peers->Agreement(PlanNameOf(*with));
+  };
+  if (agrees(&registry())) return absl::OkStatus();
+  if (!exact) {
+    std::lock_guard lock(mutex_);
+    if (agrees(registries_.former())) return absl::OkStatus();
+    if (addition_ != nullptr && agrees(addition_->registry.get())) return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrFormat(
       "run \"%s\": daemon \"%s\" has another plan or list of daemons (%s; here %s): all must run "
       "one version with one list of peers and equally many devices",
-      name(), context_.peers->daemons()[daemon], agreement, own));
+      name(), context_.peers->daemons()[daemon], agreement,
+      context_.peers->Agreement(PlanName())));
 }
 
 // The lock is held; all ranks have joined.
 void Run::MakeMachine() {
   StepLayout layout =
-      StepLayoutOf(registry_, context_.peers->daemons(), context_.peers->self());
-  initial_.Expect(layout);
+      StepLayoutOf(registry(), context_.peers->daemons(), context_.peers->self());
+  initial_.Expect(layout, values_from_);
   machine_ = std::make_unique<StepMachine>(std::move(layout), spec(), start_);
   if (promised_ > start_.generation) {
     MUOND_CHECK(machine_->OnPrepare(promised_).ok(), "a promise that was given is kept");
