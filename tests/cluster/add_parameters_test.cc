@@ -59,7 +59,9 @@ TEST_P(AddParameters, PyTorch46750_WhatWasThereStaysAndTheNewHasStateOfItsOwn) {
   ASSERT_EQ(run_.session().routing().parameters_size(), 7);
   for (const auto& routed : run_.session().routing().parameters()) {
     const auto was = owners.find(routed.name());
-    if (was != owners.end()) EXPECT_EQ(routed.owner(), was->second) << routed.name();
+    if (was != owners.end()) {
+      EXPECT_EQ(routed.owner(), was->second) << routed.name();
+    }
   }
   EXPECT_EQ(run_.session().routing().parameters(4).algorithm(), v1::ALGORITHM_MUON);
   EXPECT_EQ(run_.session().routing().muon_matrices(), 3);
