@@ -95,11 +95,9 @@ struct BuddySender::Work {
   int buddy() const { return BuddyOf(peers->self(), peers->count()); }
 };
 
-BuddySender::BuddySender(std::shared_ptr<Peers> peers, v1::PeerRun introduction,
-                         std::int64_t steps, Listener listener)
+BuddySender::BuddySender(std::shared_ptr<Peers> peers, std::int64_t steps, Listener listener)
     : work_(std::make_shared<Work>()) {
   work_->peers = std::move(peers);
-  work_->introduction = std::move(introduction);
   work_->steps = steps;
   work_->listener = std::move(listener);
   work_->thread = std::thread([work = work_] { work->Loop(); });
@@ -170,10 +168,11 @@ void BuddySender::Snapshot(std::int64_t version, std::shared_ptr<StateCopies> co
   work_->ready.notify_all();
 }
 
-void BuddySender::Restart(std::int64_t lineage, std::int64_t held) {
+void BuddySender::Restart(v1::PeerRun introduction, std::int64_t lineage, std::int64_t held) {
   std::lock_guard lock(work_->mutex);
   work_->DropSnapshot();
   work_->DropAttempt({});
+  work_->introduction = std::move(introduction);
   work_->lineage = lineage;
   work_->held = held;
   ++work_->turn;
@@ -295,7 +294,9 @@ void BuddySender::Work::OnReply(const Message& message, const v1::BuddyPutReply&
   failing_since = absl::InfiniteFuture();
   listener.sent(message.bytes);
   std::unique_lock lock(mutex);
-  if (message.request.lineage() == lineage) held = reply.held();
+  const bool same = message.request.lineage() == lineage &&
+                    message.request.peer().agreement() == introduction.agreement();
+  if (same) held = reply.held();
   if (message.turn != turn) return;
   switch (message.kind) {
     case Kind::kGradients:

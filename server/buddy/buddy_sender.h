@@ -58,8 +58,8 @@ class BuddySender {
     std::function<void(std::int64_t bytes)> sent;
     std::function<void(absl::Duration)> waited;
   };
-  BuddySender(std::shared_ptr<Peers> peers, v1::PeerRun introduction, std::int64_t steps,
-              Listener listener);
+  // Sends nothing before Restart.
+  BuddySender(std::shared_ptr<Peers> peers, std::int64_t steps, Listener listener);
   // Ends the thread, or lets it end by itself where it is the one that calls.
   ~BuddySender();
 
@@ -70,9 +70,9 @@ class BuddySender {
   void EndAttempt();
   // Replaces what has not been sent of an earlier one. `copies` are let go of once it was sent.
   void Snapshot(std::int64_t version, std::shared_ptr<StateCopies> copies);
-  // State of another lineage is here now, of which the buddy holds a snapshot of version `held`;
-  // -1: none.
-  void Restart(std::int64_t lineage, std::int64_t held);
+  // Other state is here now, of which the buddy holds a snapshot of version `held`; -1: none.
+  // `introduction` says of which run and plan.
+  void Restart(v1::PeerRun introduction, std::int64_t lineage, std::int64_t held);
 
  private:
   struct Work;

@@ -1,5 +1,7 @@
 #include "server/buddy/buddy_state.h"
 
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -26,29 +28,39 @@ std::vector<TensorRef> TensorsOf(StateCopies& copies) {
   return tensors;
 }
 
-absl::Status TakeHeads(const google::protobuf::RepeatedPtrField<v1::BuddyTensor>& tensors,
-                       StateCopies& copies) {
-  int next = 0;
-  for (std::size_t device = 0; device < copies.size(); ++device) {
-    for (StateCopy::Shard& shard : copies[device].shards) {
+absl::StatusOr<std::vector<TensorRef>> MatchTensors(
+    const google::protobuf::RepeatedPtrField<v1::BuddyTensor>& sent, StateCopies& copies) {
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::string>;
+  struct Place {
+    StateCopy::Shard* shard = nullptr;
+    float* data = nullptr;
+  };
+  std::map<Key, Place> places;
+  for (StateCopy& copy : copies) {
+    for (StateCopy::Shard& shard : copy.shards) {
       for (const StateCopy::Tensor& tensor : shard.tensors) {
-        const v1::BuddyTensor head = next < tensors.size() ? tensors[next] : v1::BuddyTensor();
-        ++next;
-        const bool alike = head.device() == static_cast<std::int64_t>(device) &&
-                           head.parameter() == shard.parameter && head.first() == shard.first &&
-                           head.elements() == shard.elements && head.name() == tensor.name;
-        if (!alike) {
-          return absl::FailedPreconditionError(absl::StrFormat(
-              "buddy: tensor %d is \"%s\" of parameter %d, expected \"%s\" of %d", next - 1,
-              head.name(), head.parameter(), tensor.name, shard.parameter));
-        }
-        shard.t = head.t();
+        places[{shard.parameter, shard.first, shard.elements, tensor.name}] = {&shard, tensor.data};
       }
     }
   }
-  if (next == tensors.size()) return absl::OkStatus();
+  std::vector<TensorRef> matched;
+  for (const v1::BuddyTensor& head : sent) {
+    auto place =
+        places.extract({head.parameter(), head.first(), head.elements(), head.name()});
+    if (place.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("buddy: tensor \"%s\" of parameter %d, %d elements from %d: none of this "
+                          "daemon's, or sent twice",
+                          head.name(), head.parameter(), head.elements(), head.first()));
+    }
+    place.mapped().shard->t = head.t();
+    matched.push_back({.head = head, .data = place.mapped().data});
+  }
+  if (places.empty()) return matched;
+  const auto& [parameter, first, elements, name] = places.begin()->first;
   return absl::FailedPreconditionError(
-      absl::StrFormat("buddy: %d tensors, expected %d", tensors.size(), next));
+      absl::StrFormat("buddy: tensor \"%s\" of parameter %d, %d elements from %d, was not sent",
+                      name, parameter, elements, first));
 }
 
 v1::BuddyControl ToProto(const StepMemory& memory) {

@@ -18,10 +18,11 @@ struct TensorRef {
   float* data = nullptr;  // head.elements() of them
 };
 std::vector<TensorRef> TensorsOf(StateCopies& copies);
-// Takes t over from tensors that were sent. FAILED_PRECONDITION where they are not those of
-// `copies`: the owner had other shards.
-absl::Status TakeHeads(
-    const google::protobuf::RepeatedPtrField<v1::BuddyTensor>& tensors, StateCopies& copies);
+// The tensors of `copies`, in the order of those that were sent, whose t they take over. The owner
+// may have had its shards on other engines: before it died parameters were added one after the
+// other. FAILED_PRECONDITION unless all of `copies` were sent and nothing else.
+absl::StatusOr<std::vector<TensorRef>> MatchTensors(
+    const google::protobuf::RepeatedPtrField<v1::BuddyTensor>& sent, StateCopies& copies);
 
 v1::BuddyControl ToProto(const StepMemory& memory);
 StepMemory FromProto(const v1::BuddyControl& control);

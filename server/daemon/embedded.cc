@@ -132,6 +132,13 @@ absl::Status Service::Impl::OpenCheckpoints(const ServiceOptions& options, RunCo
   return absl::OkStatus();
 }
 
+void Service::Impl::MakeStateServices() {
+  peer_service = std::make_unique<PeerService>(runs.get());
+  checkpoint_service = std::make_unique<CheckpointService>(runs.get(), checkpointer.get());
+  checkpoint_peer_service = std::make_unique<CheckpointPeerService>(runs.get(), checkpointer.get());
+  buddy_service = std::make_unique<BuddyService>(runs.get(), peer_executor.get());
+}
+
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
   MUOND_RETURN_IF_ERROR(PrepareStateDirectory(options.state_dir));
   auto impl = std::make_unique<Impl>();
@@ -182,15 +189,9 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .backend_description = DescriptionOf(impl->backends),
                  .daemon_name = options.listen.empty() ? "in-process" : options.listen.front(),
                  .started = SteadyNow()});
-  impl->peer_service = std::make_unique<PeerService>(impl->runs.get());
+  impl->MakeStateServices();
   impl->admin_service = impl->MakeAdminService(options.settings);
   impl->WatchQueues();
-  impl->checkpoint_service =
-      std::make_unique<CheckpointService>(impl->runs.get(), impl->checkpointer.get());
-  impl->checkpoint_peer_service =
-      std::make_unique<CheckpointPeerService>(impl->runs.get(), impl->checkpointer.get());
-  impl->buddy_service =
-      std::make_unique<BuddyService>(impl->runs.get(), impl->peer_executor.get());
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
   MUOND_RETURN_IF_ERROR(impl->ListenForProbes(options.health_address));
   if (!options.metrics_address.empty()) {

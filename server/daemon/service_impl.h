@@ -57,6 +57,7 @@ struct Service::Impl {
 
   absl::Status MakeRuns(const ServiceOptions& options, std::vector<EngineDevice> devices);
   absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
+  void MakeStateServices();  // what daemons ask each other, and checkpoints
   // Arenas and NCCL pairs.
   void PreparePaths(const ServiceOptions& options);
   void PrepareArenas(const ServiceOptions& options);

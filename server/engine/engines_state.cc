@@ -31,7 +31,8 @@ void Engines::CopyGradient(int state, char* out, Done done) {
   CloseBatches();
   const Box whole = WholeBox(shapes_[state]);
   PostTo<absl::Status>(
-      UnitsOf(state, whole, {0, whole.Elements()}), [state, out](Engine& engine) { return engine.CopyGradient(state, out); },
+      UnitsOf(state, whole, {0, whole.Elements()}),
+      [state, out](Engine& engine) { return engine.CopyGradient(state, out); },
       [done = std::move(done)](std::vector<absl::Status> statuses) { done(First(statuses)); });
 }
 

@@ -24,8 +24,12 @@ absl::StatusOr<std::shared_ptr<Run>> BuddyService::Find(const v1::PeerRun& peer)
       OwnVersion(), peer.version(),
       absl::StrFormat("run \"%s\": daemon %d of its list", peer.run(), peer.daemon())));
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, runs_->Find(peer.run()));
-  MUOND_RETURN_IF_ERROR(run->CheckPeer(static_cast<int>(peer.daemon()), peer.agreement()));
-  return run;
+  const int daemon = static_cast<int>(peer.daemon());
+  const absl::Status exact = run->CheckPeer(daemon, peer.agreement(), /*exact=*/true);
+  if (exact.ok()) return run;
+  // Parameters are being added, and one of the two has them before the other: ask again.
+  const bool soon = run->CheckPeer(daemon, peer.agreement(), /*exact=*/false).ok();
+  return soon ? absl::AbortedError(exact.message()) : exact;
 }
 
 grpc::ServerUnaryReactor* BuddyService::Put(grpc::CallbackServerContext* context,

@@ -16,6 +16,7 @@ grpc::ServerUnaryReactor* PeerService::Raise(grpc::CallbackServerContext* contex
                                              .reinitialize = request->reinitialize(),
                                              .resume_step = request->resume_step(),
                                              .restore = request->restore(),
+                                             .adopt = request->adopt(),
                                              .lineage = request->lineage(),
                                              .recover = request->recover()});
   if (!raised.ok()) return AnswerNow(context, raised, run->get());

@@ -17,7 +17,7 @@
 namespace muond {
 namespace {
 
-constexpr absl::Duration kDefaultWait = absl::Seconds(60);
+constexpr absl::Duration kRestoreWait = absl::Seconds(60);
 constexpr absl::Duration kStageTimeout = absl::Minutes(30);
 // Between automatic tries: while daemons come back, and when something else is wrong.
 constexpr absl::Duration kSoon = absl::Milliseconds(200);
@@ -96,7 +96,7 @@ void Checkpointer::AutoRestore(const std::shared_ptr<Run>& run, Progress& progre
   request.set_if_generation(run->Position().generation);
   const auto restored = coordinates()
                             ? RestoreNow(run, request)
-                            : PassOn(*peers_, request, SteadyNow() + kDefaultWait + kStageTimeout);
+                            : PassOn(*peers_, request, SteadyNow() + kRestoreWait + kStageTimeout);
   if (restored.ok()) {
     progress.complaint.clear();
     return;
@@ -117,7 +117,7 @@ void Checkpointer::Restore(std::shared_ptr<Run> run, const v1::RestoreRequest& r
                            RestoreDone done) {
   coordinate_->Post([this, run = std::move(run), request, done = std::move(done)] {
     done(coordinates() ? RestoreNow(run, request)
-                       : PassOn(*peers_, request, SteadyNow() + kDefaultWait + kStageTimeout));
+                       : PassOn(*peers_, request, SteadyNow() + kRestoreWait + kStageTimeout));
   });
 }
 
@@ -125,7 +125,7 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
                                                           const v1::RestoreRequest& request) {
   const absl::Time deadline = SteadyNow() + (request.wait_ms() > 0
                                                  ? absl::Milliseconds(request.wait_ms())
-                                                 : kDefaultWait);
+                                                 : kRestoreWait);
   if (request.if_generation() > 0 && ProgressOf(run).unfinished.empty() &&
       !AnyNeedsRestore(*run)) {
     return absl::UnavailableError(

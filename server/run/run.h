@@ -32,11 +32,12 @@
 #include "server/cluster/timer.h"
 #include "server/cluster/vote_exchange.h"
 #include "server/engine/engines.h"
-#include "server/registry/registry.h"
 #include "server/run/generation_file.h"
 #include "server/run/initial_values.h"
-#include "server/run/open_slice.h"
+#include "server/run/pending_addition.h"
+#include "server/run/registries.h"
 #include "server/run/run_context.h"
+#include "server/run/run_slices.h"
 #include "server/run/slice_table.h"
 #include "server/run/snapshot.h"
 #include "server/run/staged_state.h"
@@ -62,12 +63,14 @@ class Run : public std::enable_shared_from_this<Run> {
   };
   absl::StatusOr<JoinReply> Join(const RunSpec& spec, std::int64_t rank, const std::string& session,
                                  const RankSlices& slices);
-  const Routing& routing() const { return registry_.routing(); }
-  const RunSpec& spec() const { return registry_.spec(); }
-  const std::string& name() const { return registry_.spec().name; }
+  // Of now; what is read of it stays good (Registries). Its ranks are the run's business.
+  const Registry& registry() const { return registries_.newest(); }
+  const Routing& routing() const { return registry().routing(); }
+  const RunSpec& spec() const { return registry().spec(); }
+  const std::string& name() const { return spec().name; }
   // Null when there is no such parameter.
   const ParameterSpec* FindParameter(const std::string& name) const {
-    const int index = registry_.Find(name);
+    const int index = registry().Find(name);
     return index < 0 ? nullptr : &spec().parameters[index];
   }
 
@@ -81,6 +84,15 @@ class Run : public std::enable_shared_from_this<Run> {
     std::vector<std::string> missing;
   };
   InitialProgress initial_progress() const;
+
+  // -- Adding parameters
+  // The rank wants these added behind the first `first`; `done` hears once all ranks have asked for
+  // the same, or why not: ranks that disagree are all told. Allocates, and may take its time; one
+  // call at a time. Returns the waiter's name.
+  std::uint64_t AddParameters(std::int64_t rank, std::int64_t generation, std::size_t first,
+                              const ParameterAddition& wanted, AdditionCallback done);
+  void AdditionDeadline(std::uint64_t waiter);  // names the ranks that have not asked
+  void AdditionGone(std::uint64_t waiter);
 
   // -- Steps (see StepMachine for the rules)
   absl::Status Begin(std::int64_t rank, std::int64_t generation, const StepBegin& begin);
@@ -113,7 +125,6 @@ class Run : public std::enable_shared_from_this<Run> {
   // ABORTED when the version has passed meanwhile: a pull never mixes two.
   void Read(const PullSlice& slice, std::int64_t version, std::int64_t first, std::int64_t count,
             void* out, StatusCallback done);
-
   // The same for all of these slices at once, each whole, slices[i] into outs[i]: memory that the
   // backends reach. Many cost little more than one.
   void ReadAll(const std::vector<PullSlice>& slices, const std::vector<void*>& outs,
@@ -127,23 +138,22 @@ class Run : public std::enable_shared_from_this<Run> {
 
   // -- The other daemons of the run
   // FAILED_PRECONDITION when a peer has another plan or list of daemons, INVALID_ARGUMENT when it
-  // is none.
-  absl::Status CheckPeer(int daemon, const std::string& agreement) const;
+  // is none. While parameters are added daemons differ for a moment: unless `exact`, the plan of
+  // before or after is as good.
+  absl::Status CheckPeer(int daemon, const std::string& agreement, bool exact) const;
   // Votes that another daemon cast or passed on; the first that the step machine refused, or OK.
   absl::Status OnVotes(const std::vector<CastVote>& votes);
   std::vector<CastVote> VotesOf(std::int64_t step) const;
   // The two rounds of raising the generation, on this daemon.
   // ABORTED when the generation is too low; FAILED_PRECONDITION when only a reinitialization helps;
   // UNAVAILABLE when the promise could not be kept on disk.
-  // With `recover` a daemon without its state promises, too, of lineage 0.
-  absl::StatusOr<StepMachine::Promise> Prepare(std::int64_t generation, bool reinitialize,
-                                               bool recover = false);
+  absl::StatusOr<DaemonPromise> Prepare(std::int64_t generation, const RaiseWish& wish);
   // UNAVAILABLE, to be repeated, while a step of the old generation is being committed.
   absl::Status Raise(const RaiseOrder& order);
-  // Both rounds on all daemons, within `wait`. OK when the generation is above `current`, by
-  // whomever; `done` is called at once or later, on another thread.
-  void RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
-                  absl::Duration wait, StatusCallback done);
+  // Both rounds on all daemons, within `wait`. OK when the generation is above `wish.current`, by
+  // whomever, and what is to be adopted is; `done` is called at once or later, on another thread.
+  void RaiseOnAll(const RaiseWish& wish, const std::string& reason, absl::Duration wait,
+                  StatusCallback done);
   // Asks the others, which may have had the run for long. Blocks for a second at most.
   // FAILED_PRECONDITION when one has another version or plan.
   absl::Status LearnFromPeers();
@@ -159,8 +169,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void GiveBack(std::shared_ptr<StateImage> image);
   // The version of the last copy that was taken because of checkpoint_every_steps; -1: none.
   std::int64_t periodic_version() const;
-  // Names the parameters of a state copy in terms of the run.
-  std::shared_ptr<StateCopies> MakeStateCopies() const { return engines_->MakeStateCopies(); }
+  std::shared_ptr<StateCopies> MakeStateCopies() const;
   // What a Raise that names `name` takes over. Replaces what was staged before; null: forgets it.
   void Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
              const checkpoint::Control& control);
@@ -184,9 +193,9 @@ class Run : public std::enable_shared_from_this<Run> {
   absl::Status RecoverOnAll(absl::Time deadline);
 
   // -- Views
-  const Plan& plan() const { return registry_.plan(); }
+  const Plan& plan() const { return registry().plan(); }
   // What daemons compare: the plan's hash, and for how many devices it is.
-  std::string PlanName() const;
+  std::string PlanName() const { return PlanNameOf(registry()); }
   const std::vector<std::string>& daemons() const { return context_.peers->daemons(); }
   int daemon() const { return context_.peers->self(); }
   int devices() const { return static_cast<int>(context_.devices.size()); }
@@ -213,8 +222,11 @@ class Run : public std::enable_shared_from_this<Run> {
   absl::Status CheckJoined(std::int64_t rank) const;
   absl::Status CheckTrusted(std::int64_t version) const;
   absl::StatusOr<SliceId> Resolve(const SliceAddress& address) const;
+  std::string PlanNameOf(const Registry& registry) const;
   std::string SliceObject(const SliceId& id, const std::string& action) const;
+  Registry& mutable_registry() { return registries_.newest(); }
   void OpenMetrics();
+  void PublishParameters();
   void CountMemory(int sign);
   void CountWorkspace();
   void StartIfReady();
@@ -226,7 +238,22 @@ class Run : public std::enable_shared_from_this<Run> {
                      const std::function<void(std::uint64_t, Effects&)>& event);
   bool IsRepeat(std::int64_t step) const;
   absl::Status NotRunning(std::int64_t rank) const;
-  absl::Status CheckInitial(std::int64_t generation) const;
+  absl::Status CheckInitial(std::int64_t generation, int parameter) const;
+  // run_add.cc
+  absl::Status CheckAdding(std::int64_t rank, std::int64_t generation, std::size_t first) const;
+  absl::StatusOr<std::unique_ptr<PendingAddition>> MakeAddition(const Registry& base,
+                                                                const ParameterAddition& wanted);
+  absl::Status MatchAddition(std::int64_t rank, const ParameterAddition& wanted) const;
+  absl::Status StageAddition(std::int64_t rank, const ParameterAddition& wanted);
+  absl::StatusOr<bool> CheckAdded(std::int64_t rank, std::int64_t generation, std::size_t first,
+                                  const ParameterAddition& wanted) const;
+  absl::Status JoinAddition(std::int64_t rank, std::int64_t generation, std::size_t first,
+                            const ParameterAddition& wanted, std::uint64_t waiter,
+                            const AdditionCallback& done, After& after);
+  void DropAddition(const absl::Status& why, After& after);
+  absl::Status CheckAdopt(const std::string& name) const;
+  bool Grows(const std::string& name) const { return !name.empty() && name != adopted_; }
+  void Adopt();
   absl::StatusOr<std::shared_ptr<StagingBuffer>> LayerMemory(const Layer& layer, Dtype dtype,
                                                              StagingPlace place);
   // Why nothing can be read of this version any more; OK when it can.
@@ -251,7 +278,9 @@ class Run : public std::enable_shared_from_this<Run> {
 
   void OpenBuddy();
   void CloseBuddy();
-  void RestartBuddy();
+  void StartBuddy();
+  void ForgetBuddy();
+  void DropBuddyCopies();
   void SendGradient(const ReduceEffect& effect, const ReduceRequest& request,
                     const ReducedGradient& result);
   BuddyAttemptKey AttemptKey(std::int64_t attempt) const;
@@ -273,8 +302,10 @@ class Run : public std::enable_shared_from_this<Run> {
   absl::Status RecallGeneration();
   absl::Status StoreGeneration();
   absl::Status RaiseLocked(const RaiseOrder& order, std::int64_t now, After& after);
+  absl::Status RaiseHere(const RaiseWish& wish, absl::Time deadline);
   void WatchPromise();
   void TakeUpPromise();
+  StepLayout LayoutHere() const;
   void MakeMachine();
   // The hashes of what is here, and the digest as far as it is known.
   struct HashedState {
@@ -300,7 +331,7 @@ class Run : public std::enable_shared_from_this<Run> {
   double LossScaleLocked() const;
 
   const RunContext context_;
-  Registry registry_;
+  Registries registries_;
   std::unique_ptr<Engines> engines_;  // called with the lock held
   std::unique_ptr<RunMetrics> metrics_;
   std::unique_ptr<StepObserver> observer_;
@@ -322,6 +353,7 @@ class Run : public std::enable_shared_from_this<Run> {
   SliceTable initial_slices_, gradient_slices_;
   // Slices of initial values on their way into the state, and who waits to know what became of one.
   std::map<SliceId, std::vector<std::function<void()>>> writing_;
+  int values_from_ = 0;  // parameters below: their values are the state's, none are taken
   bool running_ = false;
   std::set<std::int64_t> left_;
   absl::Status stopped_;
@@ -334,9 +366,14 @@ class Run : public std::enable_shared_from_this<Run> {
   HyperparametersByGroup step_muon_, step_adamw_;
   std::shared_ptr<ParameterTargets> targets_;  // of the first rank that gave any with its Finish
   bool committing_ = false;
-
   std::uint64_t next_waiter_ = 1;
   std::map<std::uint64_t, OutcomeCallback> waiters_;
+
+  // Parameters to be added.
+  std::unique_ptr<PendingAddition> addition_;
+  bool adopt_after_commit_ = false;  // ordered, while a step of before was being committed
+  std::string adopted_;              // the newest addition's name; empty: there was none
+  std::map<std::uint64_t, std::pair<std::int64_t, AdditionCallback>> adders_;  // with their ranks
 
   // Checkpoints.
   bool restored_ = false;  // the state came from a checkpoint: no initial values are waited for

@@ -57,23 +57,35 @@ void Run::OpenBuddy() {
   listener.waited = [self](absl::Duration elapsed) {
     if (const auto run = self.lock()) run->metrics_->ObserveBuddyWait(elapsed);
   };
-  buddy_ = std::make_unique<BuddySender>(context_.peers,
-                                         context_.peers->Introduction(name(), PlanName()),
-                                         context_.buddy_steps, std::move(listener));
+  buddy_ = std::make_unique<BuddySender>(context_.peers, context_.buddy_steps,
+                                         std::move(listener));
 }
 
 // The run ends.
 void Run::CloseBuddy() {
   buddy_.reset();
-  if (buddy_copies_ == nullptr) return;
-  context_.metrics->AddMemory(MemoryKind::kBuddy, -engines_->state_bytes());
+  DropBuddyCopies();
 }
 
-// The lock is held; all state was just forgotten. MakeMachine tells the sender of what comes.
-void Run::RestartBuddy() {
+// While the engines are those that it was made for.
+void Run::DropBuddyCopies() {
+  if (buddy_copies_ == nullptr) return;
+  context_.metrics->AddMemory(MemoryKind::kBuddy, -engines_->state_bytes());
+  buddy_copies_ = nullptr;
+}
+
+// The lock is held; all state was just forgotten, or has grown. StartBuddy tells the sender of what
+// comes.
+void Run::ForgetBuddy() {
   if (buddy_ == nullptr) return;
   held_->Clear();
   buddy_snapshot_ = buddy_held_ = -1;
+}
+
+// The lock is held. By its introduction the buddy knows which parameters this daemon has.
+void Run::StartBuddy() {
+  buddy_->Restart(context_.peers->Introduction(name(), PlanName()), machine_->lineage(),
+                  buddy_held_);
 }
 
 std::int64_t Run::LineageLocked() const {
@@ -289,10 +301,10 @@ absl::StatusOr<v1::BuddyRecoverReply> Run::StageFromBuddy(std::int64_t version,
   MUOND_ASSIGN_OR_RETURN(const v1::BuddyIndexReply index, AskIndex(*context_.peers, request));
   const absl::Time start = SteadyNow();
   StagedState staged{.name = kFromBuddy, .copies = MakeStateCopies(), .control = {}, .replay = {}};
-  MUOND_RETURN_IF_ERROR(TakeHeads(index.tensors(), *staged.copies));
+  MUOND_ASSIGN_OR_RETURN(const auto tensors, MatchTensors(index.tensors(), *staged.copies));
   v1::BuddyRecoverReply reply;
   std::int64_t bytes = 0, item = 0;
-  for (const TensorRef& ref : TensorsOf(*staged.copies)) {
+  for (const TensorRef& ref : tensors) {
     const auto size = ref.head.elements() * static_cast<std::int64_t>(sizeof(float));
     MUOND_RETURN_IF_ERROR(ReadItem(item++, reinterpret_cast<char*>(ref.data), size));
     bytes += size;
@@ -345,7 +357,7 @@ void Run::Replay(std::vector<ReplayStep> steps) {
 
 absl::Status Run::RecoverOnAll(absl::Time deadline) {
   const RaiseHooks own{
-      .prepare = [&](std::int64_t generation) { return Prepare(generation, false, true); },
+      .prepare = [&](std::int64_t generation) { return Prepare(generation, {.recover = true}); },
       .raise = [&](const RaiseOrder& order) { return Raise(order); },
       .recover = [&](std::int64_t version,
                      std::int64_t lineage) { return StageFromBuddy(version, lineage).status(); }};

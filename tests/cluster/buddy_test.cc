@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "grpcpp/grpcpp.h"
 #include "tests/cluster/checkpoint_story.h"
 
 namespace muond::cluster {
@@ -42,6 +43,15 @@ std::shared_ptr<grpc::Channel> To(const Cluster& cluster, int daemon) {
   return grpc::CreateChannel(cluster.endpoint(daemon), grpc::InsecureChannelCredentials());
 }
 
+// How many devices a service has that is started, or comes back, while this lives.
+class TestDevices {
+ public:
+  explicit TestDevices(int count) {
+    setenv("MUOND_TEST_DEVICES", std::to_string(count).c_str(), 1);
+  }
+  ~TestDevices() { unsetenv("MUOND_TEST_DEVICES"); }
+};
+
 void DieAndComeBack(Cluster& cluster, int victim) {
   cluster.Stop(victim);
   cluster.Start(victim);
@@ -78,7 +88,7 @@ TEST_P(BuddyRecovery, NoStepIsLostWhoeverDies) {
 
 // Gradients of several ranks and micro-batches are kept as their sum, those of one as they came.
 TEST(Buddies, SumsAndHalfPrecisionAndDevicesComeBackToo) {
-  setenv("MUOND_TEST_DEVICES", "2", 1);
+  const TestDevices devices(2);
   RunSpec spec = StorySpec();
   spec.world_size = 2;
   for (ParameterSpec& parameter : spec.parameters) {
@@ -89,7 +99,6 @@ TEST(Buddies, SumsAndHalfPrecisionAndDevicesComeBackToo) {
   TestRun run(To(cluster, 0), spec, {.call_timeout = absl::Seconds(20)});
   auto service = StartService();
   TestRun calm(*service, spec);
-  unsetenv("MUOND_TEST_DEVICES");
   for (std::int64_t step = 0; step < 4; ++step) {
     const Tensors gradients = NoiseFor(spec, step);
     EXPECT_EQ(run.Step(gradients), calm.Step(gradients));
@@ -179,6 +188,54 @@ TEST_F(TwoDeaths, ThatAreNoNeighboursAreBothBroughtBack) {
   EXPECT_EQ(run.session().next_step(), 4);
   Story(run, 4, kEnd);
   EXPECT_EQ(run.TensorDigest(), Undisturbed(StorySpec()));
+}
+
+// Engines were added to those that had grown; who comes back has one for all its parameters.
+TEST(Buddies, AddedParametersComeBackToo) {
+  const ParameterAddition addition{
+      .groups = {}, .parameters = {Matrix("aa", 24, 16), Vector("table", 700'000)}, .slices = {}};
+  for (const int count : {1, 2}) {
+    const TestDevices devices(count);
+    Cluster cluster(3, WithBuddies(4));
+    TestRun run(To(cluster, 0), StorySpec(), {.call_timeout = absl::Seconds(20)});
+    auto service = StartService();
+    TestRun calm(*service, StorySpec());
+    for (TestRun* both : {&run, &calm}) {
+      Story(*both, 0, 3);
+      both->Add(addition);
+      Story(*both, 3, 5);
+    }
+    for (int victim = 0; victim < 3; ++victim) {
+      DieAndComeBack(cluster, victim);
+      Must(run.session().AwaitRestore(absl::Seconds(60)));
+      ASSERT_EQ(run.session().next_step(), 5 + victim) << "daemon " << victim;
+      for (TestRun* both : {&run, &calm}) StoryStep(*both, 5 + victim);
+    }
+    EXPECT_EQ(run.TensorDigest(), calm.TensorDigest());
+  }
+}
+
+// Once their values are there the whole state goes to the buddies, before any step.
+TEST(Buddies, AddedParametersComeBackBeforeTheirFirstStep) {
+  Cluster cluster(2, WithBuddies(4));
+  TestRun run(To(cluster, 0), StorySpec(), {.call_timeout = absl::Seconds(20)});
+  Story(run, 0, 3);
+  const std::string sent = "muond_buddy_sent_bytes_total{";
+  const double before = Value(cluster.service(1), sent);
+  run.Add({.groups = {}, .parameters = {Vector("late", 1000)}, .slices = {}});
+  const std::string digest = run.TensorDigest();
+  double state = 0;
+  for (const char* kind : {"master", "momentum", "second_moment"}) {
+    state += Value(cluster.service(1), absl::StrFormat("muond_memory_bytes{kind=\"%s\"", kind));
+  }
+  Eventually("the buddy has it", [&] {
+    return Value(cluster.service(1), sent) - before >= state;
+  });
+  DieAndComeBack(cluster, 1);
+  Must(run.session().AwaitRestore(absl::Seconds(60)));
+  EXPECT_EQ(run.session().next_step(), 3);
+  EXPECT_EQ(run.TensorDigest(), digest);
+  StoryStep(run, 3);
 }
 
 // An operator's restore makes other state of it: what was held has no meaning any more.

@@ -1,4 +1,4 @@
-// Slices as calls of a run name them: on their way in, and to be read.
+// The slices that streams send to a run and read from it.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "proto/values.h"
-#include "server/run/staging.h"
-#include "server/step/step_layout.h"
+#include "server/engine/engines.h"
+#include "server/run/slice_table.h"
 #include "server/transport/slice_receiver.h"
 
 namespace muond {
