@@ -359,6 +359,19 @@ TRANSPORT = Dashboard(
                   (("max by (run) (muond_checkpoint_size_bytes%R)", "{{run}}"),),
                   "muond_checkpoint_size_bytes."),
         )),
+        Row("Buddies", (
+            Panel("Sent to the buddy", "timeseries", "Bps",
+                  ((f"sum by (instance) (rate(muond_buddy_sent_bytes_total%R{RATE}))",
+                    "{{instance}}"),),
+                  "Gradients of every step, and snapshots (muond_buddy_sent_bytes_total)."),
+            Panel("Steps waited for the buddy", "timeseries", "s",
+                  quantiles("muond_buddy_wait_seconds", "%R", ""),
+                  "With all gradients reduced (muond_buddy_wait_seconds)."),
+            Panel("Daemons brought back", "stacked", "none",
+                  ((f"sum by (run, result) (increase(muond_buddy_recoveries_total%R{RATE}))",
+                    "{{run}} {{result}}"),),
+                  "failed: from a checkpoint instead (muond_buddy_recoveries_total)."),
+        )),
     ))
 
 DASHBOARDS = (OVERVIEW, HEALTH, DAEMONS, TRANSPORT)

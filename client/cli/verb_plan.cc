@@ -30,6 +30,7 @@ struct PlanFlags {
   int devices = 1;
   std::int64_t memory_max = 0;
   bool overlap = false;
+  std::int64_t buddy_steps = 0;
   std::string backend = "cpu";
   std::string dtype = "f32";
   std::string machine;
@@ -54,6 +55,10 @@ void AddFlags(CLI::App& command, PlanFlags& flags) {
       ->type_name("BYTES")
       ->transform(CLI::AsSizeValue(true));
   command.add_flag("--overlap", flags.overlap, "Newton-Schulz starts before the verdict");
+  command
+      .add_option("--buddy-steps", flags.buddy_steps,
+                  "as the daemons' setting: host memory that each holds for another is told, too")
+      ->check(CLI::Range(0, 1'000'000));
   command.add_option("--backend", flags.backend, "whose memory to count: cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
@@ -106,6 +111,25 @@ OwnerLoad DaemonLoad(const PlanFlags& flags, const Plan& plan, int daemon) {
   return sum;
 }
 
+// Host memory for buddies, at most: the copy that a daemon's own snapshot is sent from, and of the
+// daemon before it the last snapshot, the next one on its way, and the gradients of so many steps
+// (each in its dtype; fp32 where several ranks' or micro-batches' are summed).
+std::int64_t BuddyBytes(const PlanFlags& flags, const Plan& plan, int daemon) {
+  if (flags.buddy_steps == 0 || flags.daemons < 2) return 0;
+  const OwnerLoad own = DaemonLoad(flags, plan, daemon);
+  const OwnerLoad held =
+      DaemonLoad(flags, plan, (daemon + flags.daemons - 1) % flags.daemons);
+  return own.state_bytes + 2 * held.state_bytes + flags.buddy_steps * held.staging_bytes;
+}
+
+// What goes to a buddy in a step on average: its gradients, and a snapshot every so many steps.
+double BuddyBytesPerStep(const PlanFlags& flags, const Plan& plan, int daemon) {
+  if (flags.buddy_steps == 0 || flags.daemons < 2) return 0;
+  const OwnerLoad own = DaemonLoad(flags, plan, daemon);
+  const auto between = static_cast<double>((flags.buddy_steps + 1) / 2);
+  return static_cast<double>(own.staging_bytes) + static_cast<double>(own.state_bytes) / between;
+}
+
 double ShareOfLargest(const Plan& plan, const OwnerLoad& load) {
   return plan.largest_flops == 0 ? 0 : load.flops / plan.largest_flops;
 }
@@ -130,6 +154,8 @@ Json PlanJson(const PlanFlags& flags, const Routing& routing, const Plan& plan) 
     }
     entry.update(LoadJson(plan, DaemonLoad(flags, plan, daemon)));
     entry["devices"] = std::move(devices);
+    entry["buddy_bytes"] = BuddyBytes(flags, plan, daemon);
+    entry["buddy_bytes_per_step"] = BuddyBytesPerStep(flags, plan, daemon);
     daemons.push_back(std::move(entry));
   }
   const SplitAdvice& split = plan.split;
@@ -210,6 +236,20 @@ std::string LoadTable(const PlanFlags& flags, const Plan& plan, bool color) {
   return table.Render(color);
 }
 
+std::string BuddyText(const PlanFlags& flags, const Plan& plan) {
+  if (flags.buddy_steps == 0 || flags.daemons < 2) return "";
+  std::int64_t most = 0;
+  double sent = 0;
+  for (int daemon = 0; daemon < flags.daemons; ++daemon) {
+    most = std::max(most, BuddyBytes(flags, plan, daemon));
+    sent = std::max(sent, BuddyBytesPerStep(flags, plan, daemon));
+  }
+  return absl::StrFormat(
+      "buddies with gradients of %d steps: at most %s of host memory on a daemon beside the above, "
+      "%s to its buddy in a step on average\n",
+      flags.buddy_steps, FormatBytes(most), FormatBytes(static_cast<std::int64_t>(sent)));
+}
+
 std::string PlanText(const PlanFlags& flags, const Routing& routing, const Plan& plan, bool color) {
   std::string text = absl::StrFormat(
       "%s on %s of %s: %s by Muon, %s by AdamW; %s, plan %s\n\n", flags.model,
@@ -227,6 +267,7 @@ std::string PlanText(const PlanFlags& flags, const Routing& routing, const Plan&
       plan.total_flops == 0 ? 1 : plan.floor_flops / plan.MeanFlops());
   text += absl::StrFormat("splitting matrices would %s: %s\n",
                           plan.split.helps ? "help" : "not help", plan.split.reason);
+  text += BuddyText(flags, plan);
   return text;
 }
 

@@ -121,6 +121,7 @@ absl::Status Session::RejoinBy(absl::Time deadline) {
   };
   v1::RegisterReply first;
   MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), timeout(), &first).status);
+  told_ = std::max(told_, first.position().generation());
   MUOND_RETURN_IF_ERROR(daemons_->Adopt(first));
   std::vector<v1::RegisterReply> replies(daemons_->count());
   const CallResult others = daemons_->ForEach(
@@ -186,6 +187,7 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
   MUOND_ASSIGN_OR_RETURN(OwnerTable owners, OwnerTable::Make(spec_, home));
   owners_ = std::make_unique<OwnerTable>(std::move(owners));
   registered_ = home;
+  spec_.additions.assign(home.additions().begin(), home.additions().end());
   // A daemon that has not consumed the last step yet will, by the votes of all.
   const v1::RegisterReply* at = &home;
   generation_ = 0;
@@ -212,11 +214,7 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
   return absl::OkStatus();
 }
 
-absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
-  v1::RaiseGenerationRequest request;
-  *request.mutable_id() = Id();
-  request.set_reinitialize(reinitialize);
-  request.set_reason(reason);
+absl::Status Session::RaiseOnce(v1::RaiseGenerationRequest request) {
   v1::RaiseGenerationReply reply;
   const int home = daemons_->home();
   absl::Status answer;  // the daemon's last: it names who is missing
@@ -231,8 +229,7 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
       });
   // A last try had no time left for an answer.
   if (absl::IsDeadlineExceeded(result.status) && !answer.ok()) result.status = answer;
-  MUOND_RETURN_IF_ERROR(result.status);
-  return Rejoin();
+  return result.status;
 }
 
 absl::Status Session::AwaitRestore(absl::Duration timeout) {
@@ -254,16 +251,47 @@ absl::Status Session::AwaitRestore(absl::Duration timeout) {
   }
 }
 
-absl::Status Session::RaiseGeneration(const std::string& reason) { return Raise(false, reason); }
+absl::Status Session::RaiseGeneration(const std::string& reason) {
+  v1::RaiseGenerationRequest request;
+  *request.mutable_id() = Id();
+  request.set_reason(reason);
+  MUOND_RETURN_IF_ERROR(RaiseOnce(std::move(request)));
+  return Rejoin();
+}
 
 absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
                                            const std::string& reason) {
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
-  MUOND_RETURN_IF_ERROR(Rejoin());
-  // Another rank may have raised it for all: then only the values are missing.
-  const bool raised = state() == v1::RUN_STATE_OPENING && one_generation_ && mixed_.ok();
-  if (!raised) MUOND_RETURN_IF_ERROR(Raise(true, reason));
-  return Initialize(values);
+  const std::int64_t seen = generation_;
+  constexpr int kPatience = 8;  // looks
+  const absl::Time deadline = SteadyNow() + options_.call_timeout;
+  absl::BitGen random;
+  for (int looks = 1;; ++looks) {
+    MUOND_RETURN_IF_ERROR(Rejoin());
+    const bool anew =
+        state() == v1::RUN_STATE_OPENING || registered_.position().lineage() > seen;
+    // Another rank may have raised it for all: then only the values are missing.
+    if (anew && one_generation_ && mixed_.ok()) return Initialize(values);
+    absl::Status raised;
+    // While the daemons are in two generations another rank is raising it, and would have its state
+    // wiped; only one that has died half way needs help.
+    if (one_generation_ || looks % kPatience == 0) {
+      v1::RaiseGenerationRequest request;
+      *request.mutable_id() = Id();
+      request.set_reinitialize(true);
+      request.set_reason(reason);
+      raised = RaiseOnce(std::move(request));
+    }
+    // Of ranks that want it at a time one has it; the others are refused and look again.
+    if (!raised.ok() && !absl::IsFailedPrecondition(raised)) return raised;
+    if (SteadyNow() >= deadline) {
+      return !raised.ok() ? raised
+                          : absl::DeadlineExceededError(absl::StrFormat(
+                                "run \"%s\": reinitialize: the daemons do not come to one state",
+                                spec_.name));
+    }
+    if (!raised.ok() || !one_generation_) absl::SleepFor(BackoffDelay(std::min(looks, 5), random));
+  }
 }
 
 absl::StatusOr<bool> Session::Close() {

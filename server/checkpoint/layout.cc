@@ -116,6 +116,12 @@ std::string Fingerprint(const std::vector<Parameter>& layout) {
 
 absl::Status CheckLayout(const Manifest& manifest, const std::vector<Parameter>& run,
                          bool allow_relayout) {
+  // One that was imported may have none: every field is compared below in any case.
+  if (!manifest.fingerprint.empty() && manifest.fingerprint != Fingerprint(manifest.parameters)) {
+    return absl::DataLossError(absl::StrFormat(
+        "restore: the manifest's fingerprint \"%s\" is not that of its parameters, \"%s\"",
+        manifest.fingerprint, Fingerprint(manifest.parameters)));
+  }
   std::map<std::string, const Parameter*> there;
   for (const Parameter& parameter : manifest.parameters) there[parameter.name] = &parameter;
   for (const Parameter& here : run) {

@@ -121,6 +121,17 @@ TEST(Layout, TheFirstDifferenceIsNamedWithBothValues) {
   EXPECT_THAT(check(spec), HasSubstr("\"new\": restore: the checkpoint lacks it"));
 }
 
+TEST(Layout, AFingerprintThatIsNotOfItsParametersIsRefused) {
+  Manifest manifest = SavedBy(1);
+  const auto layout = LayoutOf(SmallRun(), *RouteParameters(SmallRun()));
+  EXPECT_TRUE(CheckLayout(manifest, layout, false).ok());
+  manifest.fingerprint[0] ^= 1;
+  EXPECT_THAT(std::string(CheckLayout(manifest, layout, true).message()),
+              HasSubstr("is not that of its parameters"));
+  manifest.fingerprint.clear();  // imported
+  EXPECT_TRUE(CheckLayout(manifest, layout, false).ok());
+}
+
 // Megatron PR #7117, torchtitan: the same key under another logical view was loaded silently.
 TEST(Megatron7117, AWholeMatrixIsNotLoadedIntoASplitOne) {
   const Manifest manifest = SavedBy(1);

@@ -32,6 +32,10 @@ Peers::Peers(PeerList list, absl::Duration patience, const ChannelSecurity& secu
     checkpoints_.push_back(channel == nullptr ? nullptr : v1::Checkpoint::NewStub(channel));
     checkpoint_parts_.push_back(channel == nullptr ? nullptr
                                                    : v1::CheckpointPeer::NewStub(channel));
+    buddies_.push_back(daemon == self()
+                           ? nullptr
+                           : v1::Buddy::NewStub(MakeChannel(list_.daemons[daemon],
+                                                            kMessageBytesMax, security)));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "muond/v1/buddy.grpc.pb.h"
 #include "muond/v1/checkpoint.grpc.pb.h"
 #include "muond/v1/peer.grpc.pb.h"
 #include "proto/channel.h"
@@ -34,6 +35,9 @@ class Peers {
   v1::Checkpoint::Stub& checkpoints(int daemon) { return *checkpoints_[daemon]; }
   v1::CheckpointPeer::Stub& checkpoint_parts(int daemon) { return *checkpoint_parts_[daemon]; }
 
+  // Likewise, on a connection of its own: copies of state and gradients are large.
+  v1::Buddy::Stub& buddy(int daemon) { return *buddies_[daemon]; }
+
   // What daemons must agree on before they speak of a run: its plan, and the list of daemons.
   std::string Agreement(const std::string& plan_hash) const;
   // What every message to a peer says first.
@@ -45,6 +49,7 @@ class Peers {
   std::vector<std::unique_ptr<v1::Peer::Stub>> stubs_;
   std::vector<std::unique_ptr<v1::Checkpoint::Stub>> checkpoints_;
   std::vector<std::unique_ptr<v1::CheckpointPeer::Stub>> checkpoint_parts_;
+  std::vector<std::unique_ptr<v1::Buddy::Stub>> buddies_;
 };
 
 }  // namespace muond

@@ -223,6 +223,7 @@ absl::Status CheckConfig(Config& config) {
     return Bad(config, "peer-patience", absl::FormatDuration(service.peer_patience),
                "expected more than 0");
   }
+  MUOND_RETURN_IF_ERROR(CheckRange(config, "buddy-steps", service.buddy_steps, 0, 1'000'000));
   if (service.peers_expected < 0) {
     return Bad(config, "peers-expected", absl::StrFormat("%d", service.peers_expected),
                "expected 0 or more");

@@ -215,6 +215,10 @@ std::vector<Setting> StateSettings() {
                MUOND_FIELD(service.checkpoint_every)),
       Integer("checkpoint-keep", "checkpoints of a run that are kept",
               MUOND_FIELD(service.checkpoint_keep)),
+      Integer("buddy-steps",
+              "each daemon holds the one before it, by a snapshot and gradients of at most so "
+              "many steps; 0: no buddies",
+              MUOND_FIELD(service.buddy_steps)),
       Text("restore", "WHICH", "what a run without its state goes on from: latest, a step, none",
            MUOND_FIELD(service.restore)),
       Text("state-dir", "DIRECTORY",

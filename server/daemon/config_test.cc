@@ -89,6 +89,7 @@ constexpr struct {
     {"checkpoint-every-steps", "1", "2", "3"},
     {"checkpoint-every", "1s", "2s", "3s"},
     {"checkpoint-keep", "1", "2", "4"},
+    {"buddy-steps", "1", "2", "3"},
     {"restore", "none", "1", "2"},
     {"step-deadline", "1s", "2s", "3s"},
     {"drain-grace", "1s", "2s", "3s"},

@@ -115,7 +115,9 @@ absl::Status Service::Impl::MakeRuns(const ServiceOptions& options,
 }
 
 absl::Status Service::Impl::OpenCheckpoints(const ServiceOptions& options, RunContext& context) {
-  if (options.checkpoint_dir.empty()) return absl::OkStatus();
+  const bool buddies = options.buddy_steps > 0 && peers->count() > 1;
+  context.buddy_steps = options.buddy_steps;
+  if (options.checkpoint_dir.empty() && !buddies) return absl::OkStatus();
   MUOND_ASSIGN_OR_RETURN(checkpointer,
                          Checkpointer::Open({.directory = options.checkpoint_dir,
                                              .every_steps = options.checkpoint_every_steps,
@@ -128,6 +130,13 @@ absl::Status Service::Impl::OpenCheckpoints(const ServiceOptions& options, RunCo
   context.checkpoint_wanted = [this] { checkpointer->Wake(); };
   context.run_made = [this](Run& run) { checkpointer->OnMade(run); };
   return absl::OkStatus();
+}
+
+void Service::Impl::MakeStateServices() {
+  peer_service = std::make_unique<PeerService>(runs.get());
+  checkpoint_service = std::make_unique<CheckpointService>(runs.get(), checkpointer.get());
+  checkpoint_peer_service = std::make_unique<CheckpointPeerService>(runs.get(), checkpointer.get());
+  buddy_service = std::make_unique<BuddyService>(runs.get(), peer_executor.get());
 }
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
@@ -180,13 +189,9 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
                  .backend_description = DescriptionOf(impl->backends),
                  .daemon_name = options.listen.empty() ? "in-process" : options.listen.front(),
                  .started = SteadyNow()});
-  impl->peer_service = std::make_unique<PeerService>(impl->runs.get());
+  impl->MakeStateServices();
   impl->admin_service = impl->MakeAdminService(options.settings);
   impl->WatchQueues();
-  impl->checkpoint_service =
-      std::make_unique<CheckpointService>(impl->runs.get(), impl->checkpointer.get());
-  impl->checkpoint_peer_service =
-      std::make_unique<CheckpointPeerService>(impl->runs.get(), impl->checkpointer.get());
   MUOND_RETURN_IF_ERROR(impl->Listen(options));
   MUOND_RETURN_IF_ERROR(impl->ListenForProbes(options.health_address));
   if (!options.metrics_address.empty()) {

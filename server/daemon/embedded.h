@@ -79,6 +79,9 @@ struct ServiceOptions {
   std::int64_t checkpoint_every_steps = 0;
   absl::Duration checkpoint_every;
   std::int64_t checkpoint_keep = 3;
+  // With several daemons: each holds a copy of the state of the one before it, and the gradients of
+  // at most so many steps since; the same on all. 0: none.
+  std::int64_t buddy_steps = 0;
   std::string restore = "latest";
   std::string fault_points;                           // "name[:after[:count]],..."; tests only
   std::int64_t diagnostics_every = 100;  // steps between sampled diagnostics; 0: none

@@ -11,6 +11,7 @@
 #include "server/daemon/embedded.h"
 #include "server/metrics/metrics_server.h"
 #include "server/rpc/admin_service.h"
+#include "server/rpc/buddy_service.h"
 #include "server/rpc/checkpoint_service.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/peer_service.h"
@@ -44,6 +45,7 @@ struct Service::Impl {
   std::unique_ptr<Checkpointer> checkpointer;  // null: no checkpoints
   std::unique_ptr<CheckpointService> checkpoint_service;
   std::unique_ptr<CheckpointPeerService> checkpoint_peer_service;
+  std::unique_ptr<BuddyService> buddy_service;
   std::unique_ptr<ArenaSocket> arena_socket;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<grpc::Server> health_server;
@@ -55,6 +57,7 @@ struct Service::Impl {
 
   absl::Status MakeRuns(const ServiceOptions& options, std::vector<EngineDevice> devices);
   absl::Status OpenCheckpoints(const ServiceOptions& options, RunContext& context);
+  void MakeStateServices();  // what daemons ask each other, and checkpoints
   // Arenas and NCCL pairs.
   void PreparePaths(const ServiceOptions& options);
   void PrepareArenas(const ServiceOptions& options);

@@ -180,6 +180,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   if (peers->count() > 1) {
     builder.RegisterService(peer_service.get());
     builder.RegisterService(checkpoint_peer_service.get());
+    builder.RegisterService(buddy_service.get());
   }
   builder.SetMaxReceiveMessageSize(
       static_cast<int>(std::max(options.max_chunk_bytes + kHeaderBytes, kMessageBytesMax)));

@@ -175,6 +175,10 @@ class Engine {
   // requests[i]. Keeps the gradients for Commit. Many at once cost little more than one.
   absl::StatusOr<std::vector<ReducedGradient>> Reduce(std::span<const ReduceRequest> requests);
 
+  // What was reduced, in its dtype, to where the shards here lie in the packed tensor `out`, host
+  // memory. INTERNAL unless it was reduced.
+  absl::Status CopyGradient(int state, char* out) const;
+
   // Orthogonalizes, before anybody knows whether the step will be applied, what has been reduced:
   // a few matrices at a time, so that other jobs need not wait for long. Reads state and writes
   // none; what it finds waits for the commit, or is thrown away. False when nothing is ready:

@@ -105,6 +105,21 @@ absl::Status Engine::BringGradient(ShardState& state, const ReduceRequest& reque
   return absl::OkStatus();
 }
 
+absl::Status Engine::CopyGradient(int state, char* out) const {
+  for (const ShardState& shard : ShardsOf(state)) {
+    const std::size_t bytes = DtypeBytes(shard.gradient.dtype);
+    if (!shard.reduced) {
+      return absl::InternalError(
+          absl::StrFormat("parameter \"%s\": copy gradient: none is reduced", shard.spec->name));
+    }
+    if (auto error = backend_.Download(out + shard.packed * bytes, shard.gradient.data,
+                                       shard.gradient.elements * bytes)) {
+      return FromKernel(shard, "copy gradient", error);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Engine::SumLayers(ShardState& state, const std::vector<GradientLayer>& layers) {
   if (state.gradient_memory == nullptr) {
     const std::size_t bytes = state.gradient.elements * sizeof(float);

@@ -85,6 +85,8 @@ class Engines {
   // complete are orthogonalized next, whenever their device has nothing else to do.
   void Reduce(ReduceRequest request,
               std::function<void(ReduceRequest, const absl::StatusOr<ReducedGradient>&)> done);
+  // As Engine::CopyGradient, of all devices into one packed tensor. `out` lives until `done`.
+  void CopyGradient(int state, char* out, Done done);
   void Commit(CommitRequest request, std::function<void(const absl::StatusOr<Committed>&)> done);
   void Discard();
   void Reset(Done done);

@@ -27,6 +27,15 @@ void Engines::CopyState(std::shared_ptr<StateCopies> copies, Done done) {
       [done = std::move(done)](std::vector<absl::Status> statuses) { done(First(statuses)); });
 }
 
+void Engines::CopyGradient(int state, char* out, Done done) {
+  CloseBatches();
+  const Box whole = WholeBox(shapes_[state]);
+  PostTo<absl::Status>(
+      UnitsOf(state, whole, {0, whole.Elements()}),
+      [state, out](Engine& engine) { return engine.CopyGradient(state, out); },
+      [done = std::move(done)](std::vector<absl::Status> statuses) { done(First(statuses)); });
+}
+
 void Engines::RestoreState(std::shared_ptr<const StateCopies> copies,
                            std::function<void(const absl::StatusOr<StateHealth>&)> done) {
   CloseBatches();

@@ -91,6 +91,7 @@ DaemonMetrics::DaemonMetrics(const BuildInfo& build, const BackendInfo& backend)
   for (const std::string_view kind : RowOf(kMemory).labels[0].values) {
     const char* location = !backend.device_memory ? "host"
                            : kind == "arena"      ? "host"
+                           : kind == "buddy"      ? "host"
                            : kind == "staging"    ? "pinned"
                                                   : "device";
     memory_.push_back(series_.AddGauge(kMemory, {std::string(kind), location}));

@@ -52,7 +52,7 @@ enum class TransportFallback : std::uint8_t {
   kNotOffered, kNoSocket, kRefused, kNotAttached, kOtherGpu, kNamespace, kVersion
 };
 enum class MemoryKind : std::uint8_t {
-  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena, kGpuArena
+  kMaster, kMomentum, kSecondMoment, kWorkspace, kStaging, kArena, kGpuArena, kBuddy
 };
 
 // The grpc_server_* series of one method: the status codes that calls commonly end with at 0 from

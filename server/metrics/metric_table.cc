@@ -83,7 +83,8 @@ std::vector<MetricRow> DaemonRows() {
        "Most file descriptors that the process may have open.", {}},
       {kMemory, "muond_memory_bytes", kGauge, kSection,
        {{"kind",
-         {"master", "momentum", "second_moment", "workspace", "staging", "arena", "gpu_arena"}},
+         {"master", "momentum", "second_moment", "workspace", "staging", "arena", "gpu_arena",
+          "buddy"}},
         {"location", {"host", "device", "pinned"}}}, "bytes",
        "Memory that the daemon holds for its runs, by use.", {}},
       {kQueueDepth, "muond_queue_depth", kGauge, kSection,
@@ -128,6 +129,15 @@ std::vector<MetricRow> RunRows() {
        "Version that the newest checkpoint holds; -1 before the first.", {}},
       {kCheckpointInterval, "muond_checkpoint_interval_seconds", kGauge, kSection, {Run()},
        "seconds", "Time between checkpoints that was asked for; 0: none by time.", {}},
+      {kBuddySent, "muond_buddy_sent_bytes_total", kCounter, kSection, {Run()}, "bytes",
+       "Snapshots and gradients that the buddy of this daemon has taken.", {}},
+      {kBuddyWait, "muond_buddy_wait_seconds", kHistogram, kSection, {Run()}, "seconds",
+       "Time that a step whose gradients were all reduced waited for the buddy's copy.",
+       RpcBuckets()},
+      {kBuddyRecoveries, "muond_buddy_recoveries_total", kCounter, kSection,
+       {Run(), {"result", {"recovered", "failed"}}}, "",
+       "Daemons' states brought back from buddies, counted by daemon 0 of the run; failed: it went "
+       "on to a checkpoint.", {}},
   };
 }
 

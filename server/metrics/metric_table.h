@@ -25,7 +25,7 @@ enum class MetricId : std::uint8_t {
   kRunActive, kRunState, kTrainersConnected, kTrainersExpected, kMuonExpected, kParameters,
   kParameterElements, kShardElements,
   kCheckpoints, kCheckpointDuration, kCheckpointSize, kCheckpointLastSuccess, kCheckpointLastStep,
-  kCheckpointInterval,
+  kCheckpointInterval, kBuddySent, kBuddyWait, kBuddyRecoveries,
   // Steps.
   kSteps, kLastStep, kLastStepTimestamp, kStepInflight, kStepInflightStartTimestamp,
   kStepWaitingShards, kStepDuration, kStepPhase, kConsecutiveSkips, kDuplicateRequests,

@@ -88,6 +88,10 @@ class RunMetrics {
   // Made by DaemonMetrics::OpenRun. Every counter is there, at 0, from the first scrape on.
   RunMetrics(std::shared_ptr<MetricFamilies> families, Opening opening);
 
+  // More groups, behind those that are there; whether any group of the run asks for Muon now. Comes
+  // at no other call's time. Groups beyond the limit of series share a slot; one that has a slot of
+  // its own keeps it.
+  void AddGroups(const std::vector<std::string>& names, bool muon_expected);
   void SetState(State state);
   void SetTrainersConnected(std::int64_t ranks);
   // One entry per group of the opening, in its order.
@@ -125,6 +129,11 @@ class RunMetrics {
                          absl::Time now);
   void SetCheckpointInterval(absl::Duration interval);  // 0: none by time
 
+  // Buddies. What a buddy took, and how long a step that was reduced waited for it.
+  void OnBuddySent(std::int64_t bytes);
+  void ObserveBuddyWait(absl::Duration elapsed);
+  void OnBuddyRecovery(bool recovered);
+
   // Health of the state after a commit. One entry per group of the opening, in its order.
   void SetNorms(std::span<const GroupNorms> groups);
   void SetNonfiniteTensors(const NonfiniteTensors& counts);
@@ -152,11 +161,14 @@ class RunMetrics {
   // Keeps the families alive, and is destroyed after the set that refers to them.
   std::shared_ptr<MetricFamilies> families_;
   SeriesSet series_;
-  int groups_;
+  const std::string run_;
+  int groups_ = 0;
   std::vector<Slot> slots_;
+  bool shared_ = false;  // the last slot is that of all other groups
 
   std::vector<prometheus::Gauge*> state_;
   prometheus::Gauge* trainers_connected_ = nullptr;
+  prometheus::Gauge* muon_expected_ = nullptr;
   std::vector<prometheus::Counter*> steps_;  // by outcome label
   prometheus::Gauge* last_step_ = nullptr;
   prometheus::Gauge* last_step_timestamp_ = nullptr;
@@ -172,6 +184,9 @@ class RunMetrics {
   prometheus::Gauge* checkpoint_last_success_ = nullptr;
   prometheus::Gauge* checkpoint_last_step_ = nullptr;
   prometheus::Gauge* checkpoint_interval_ = nullptr;
+  prometheus::Counter* buddy_sent_ = nullptr;
+  prometheus::Histogram* buddy_wait_ = nullptr;
+  std::vector<prometheus::Counter*> buddy_recoveries_;  // recovered, failed
   prometheus::Gauge* loss_scale_ = nullptr;
   std::vector<prometheus::Counter*> loss_scale_changes_;  // growth, backoff
   prometheus::Gauge* grad_norm_ = nullptr;

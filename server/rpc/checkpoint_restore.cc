@@ -6,7 +6,7 @@ namespace muond {
 grpc::ServerUnaryReactor* CheckpointService::Restore(grpc::CallbackServerContext* context,
                                                      const v1::RestoreRequest* request,
                                                      v1::RestoreReply* reply) {
-  const auto run = Find(*context, request->run());
+  const auto run = Find(*context, request->run(), request->if_generation() == 0);
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   checkpointer_->Restore(

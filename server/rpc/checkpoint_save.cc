@@ -6,7 +6,7 @@ namespace muond {
 grpc::ServerUnaryReactor* CheckpointService::Save(grpc::CallbackServerContext* context,
                                                   const v1::SaveRequest* request,
                                                   v1::SaveReply* reply) {
-  const auto run = Find(*context, request->run());
+  const auto run = Find(*context, request->run(), true);
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   checkpointer_->Save(

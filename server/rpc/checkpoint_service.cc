@@ -12,19 +12,22 @@ absl::Status NoCheckpoints() {
 }
 
 absl::StatusOr<std::shared_ptr<Run>> CheckpointService::Find(
-    const grpc::CallbackServerContext& context, const std::string& name) const {
+    const grpc::CallbackServerContext& context, const std::string& name,
+    bool needs_directory) const {
   if (checkpointer_ == nullptr) return NoCheckpoints();
+  if (needs_directory && !checkpointer_->has_directory()) return NoCheckpoints();
   return FindRun(context, *runs_, name);
 }
 
 absl::StatusOr<std::shared_ptr<Run>> CheckpointPeerService::Find(const v1::PeerRun& peer) const {
-  if (checkpointer_ == nullptr) return NoCheckpoints();
+  if (checkpointer_ == nullptr || !checkpointer_->has_directory()) return NoCheckpoints();
   auto run = runs_->Find(peer.run());
   if (!run.ok()) {
     return absl::UnavailableError(
         absl::StrFormat("run \"%s\": has not been registered here yet", peer.run()));
   }
-  MUOND_RETURN_IF_ERROR((*run)->CheckPeer(static_cast<int>(peer.daemon()), peer.agreement()));
+  MUOND_RETURN_IF_ERROR((*run)->CheckPeer(static_cast<int>(peer.daemon()), peer.agreement(),
+                                          /*exact=*/true));
   return run;
 }
 

@@ -20,8 +20,9 @@ class CheckpointService final : public v1::Checkpoint::CallbackService {
                                     v1::RestoreReply*) override;
 
  private:
+  // FAILED_PRECONDITION without the directory that the call needs.
   absl::StatusOr<std::shared_ptr<Run>> Find(const grpc::CallbackServerContext& context,
-                                            const std::string& name) const;
+                                            const std::string& name, bool needs_directory) const;
   RunTable* const runs_;
   Checkpointer* const checkpointer_;
 };

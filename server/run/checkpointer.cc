@@ -97,7 +97,10 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(CheckpointOptio
     return absl::InvalidArgumentError(absl::StrFormat(
         "restore \"%s\": expected latest, none or a step", options.restore));
   }
-  MUOND_ASSIGN_OR_RETURN(auto files, checkpoint::OpenFileSystem(options.directory));
+  std::unique_ptr<checkpoint::FileSystem> files;
+  if (!options.directory.empty()) {
+    MUOND_ASSIGN_OR_RETURN(files, checkpoint::OpenFileSystem(options.directory));
+  }
   return std::unique_ptr<Checkpointer>(
       new Checkpointer(std::move(options), std::move(peers), std::move(files)));
 }
@@ -278,6 +281,8 @@ absl::StatusOr<checkpoint::Manifest> Checkpointer::CollectParts(const std::share
   request.set_directory(saving);
   request.set_wait_ms(std::max<std::int64_t>(absl::ToInt64Milliseconds(wait), 1));
   checkpoint::Control control;
+  // As it is now: parameters may be added while the parts are written.
+  const Registry& registry = run->registry();
   const auto replies = AskParts(*peers_, request, SteadyNow() + wait + kPartTimeout,
                                 [&] { return WriteOwn(*run, request, &control); });
   MUOND_RETURN_IF_ERROR(Worst(replies));
@@ -294,7 +299,7 @@ absl::StatusOr<checkpoint::Manifest> Checkpointer::CollectParts(const std::share
     parts.push_back(std::move(part));
   }
   spdlog::debug("run \"{}\": version {} was copied in {:.6f} s", run->name(), step, held);
-  auto layout = checkpoint::LayoutOf(run->spec(), run->routing());
+  auto layout = checkpoint::LayoutOf(registry.spec(), registry.routing());
   const std::string fingerprint = checkpoint::Fingerprint(layout);
   MUOND_ASSIGN_OR_RETURN(checkpoint::Manifest manifest,
                          checkpoint::Assemble(std::move(layout), parts));
@@ -335,6 +340,7 @@ void Checkpointer::SavePart(
 }
 
 void Checkpointer::SaveAll(absl::Duration patience) {
+  if (!has_directory()) return;
   for (const auto& run : runs_->All()) {
     if (peers_->count() > 1) AwaitVerdict(*peers_, *run, SteadyNow() + patience);
     const RunPosition position = run->Position();

@@ -31,7 +31,8 @@
 namespace muond {
 
 struct CheckpointOptions {
-  std::string directory;          // of all runs, shared by all daemons; empty: no checkpoints
+  // Of all runs, shared by all daemons; empty: no checkpoints, and state comes back from buddies.
+  std::string directory;
   std::int64_t every_steps = 0;   // save after so many steps; 0: not by steps
   absl::Duration every;           // save after so long, if steps were taken; 0: not by time
   std::int64_t keep = 3;          // complete checkpoints of a run that are kept
@@ -67,6 +68,8 @@ class Checkpointer {
                 std::function<void(const absl::StatusOr<v1::SavePartReply>&)> done);
   void Stage(std::shared_ptr<Run> run, const v1::StageRequest& request,
              std::function<void(const absl::StatusOr<v1::StageReply>&)> done);
+
+  bool has_directory() const { return files_ != nullptr; }
 
   // The daemon is going away: saves every run that has taken steps since its last checkpoint.
   // Blocks until it is done; no wait within it is longer than `patience`.
@@ -107,6 +110,8 @@ class Checkpointer {
   absl::StatusOr<v1::RestoreReply> RestoreNow(const std::shared_ptr<Run>& run,
                                               const v1::RestoreRequest& request);
   bool AnyNeedsRestore(const Run& run);
+  absl::Status RecoverFromBuddies(const std::shared_ptr<Run>& run, absl::Time deadline);
+  v1::RestoreReply ReplyOf(const Run& run, const std::string& name) const;
   absl::StatusOr<std::vector<std::string>> Candidates(const Run& run, const std::string& name);
   absl::Status RestoreFrom(const std::shared_ptr<Run>& run, const std::string& name,
                            bool allow_relayout, absl::Time deadline);

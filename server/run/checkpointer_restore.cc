@@ -17,7 +17,7 @@
 namespace muond {
 namespace {
 
-constexpr absl::Duration kDefaultWait = absl::Seconds(60);
+constexpr absl::Duration kRestoreWait = absl::Seconds(60);
 constexpr absl::Duration kStageTimeout = absl::Minutes(30);
 // Between automatic tries: while daemons come back, and when something else is wrong.
 constexpr absl::Duration kSoon = absl::Milliseconds(200);
@@ -47,7 +47,7 @@ std::vector<checkpoint::ShardSink> SinksOf(const RunSpec& spec, const StateCopie
 }  // namespace
 
 void Checkpointer::OnMade(Run& run) {
-  if (options_.restore == "none") return;
+  if (options_.restore == "none" || !has_directory()) return;
   const auto candidates = Candidates(run, "");
   if (!candidates.ok()) {
     if (!absl::IsNotFound(candidates.status())) {
@@ -68,6 +68,10 @@ absl::StatusOr<std::vector<std::string>> Checkpointer::Candidates(const Run& run
     }
     return std::vector<std::string>{name};
   }
+  if (!has_directory()) {
+    return absl::NotFoundError(absl::StrFormat(
+        "run \"%s\": restore: there is no directory for checkpoints", run.name()));
+  }
   std::int64_t step = -1;
   const bool exact = absl::SimpleAtoi(options_.restore, &step);
   MUOND_ASSIGN_OR_RETURN(const auto listed, checkpoint::Store(*files_, run.name()).List());
@@ -84,14 +88,15 @@ absl::StatusOr<std::vector<std::string>> Checkpointer::Candidates(const Run& run
 
 // The run has lost its state, here or elsewhere.
 void Checkpointer::AutoRestore(const std::shared_ptr<Run>& run, Progress& progress) {
-  if (options_.restore == "none" || SteadyNow() < progress.retry) return;
+  if (SteadyNow() < progress.retry) return;
+  if (options_.restore == "none" && !run->has_buddy()) return;
   v1::RestoreRequest request;
   request.set_run(run->name());
   request.set_name(progress.unfinished);
   request.set_if_generation(run->Position().generation);
   const auto restored = coordinates()
                             ? RestoreNow(run, request)
-                            : PassOn(*peers_, request, SteadyNow() + kDefaultWait + kStageTimeout);
+                            : PassOn(*peers_, request, SteadyNow() + kRestoreWait + kStageTimeout);
   if (restored.ok()) {
     progress.complaint.clear();
     return;
@@ -112,7 +117,7 @@ void Checkpointer::Restore(std::shared_ptr<Run> run, const v1::RestoreRequest& r
                            RestoreDone done) {
   coordinate_->Post([this, run = std::move(run), request, done = std::move(done)] {
     done(coordinates() ? RestoreNow(run, request)
-                       : PassOn(*peers_, request, SteadyNow() + kDefaultWait + kStageTimeout));
+                       : PassOn(*peers_, request, SteadyNow() + kRestoreWait + kStageTimeout));
   });
 }
 
@@ -120,11 +125,16 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
                                                           const v1::RestoreRequest& request) {
   const absl::Time deadline = SteadyNow() + (request.wait_ms() > 0
                                                  ? absl::Milliseconds(request.wait_ms())
-                                                 : kDefaultWait);
+                                                 : kRestoreWait);
   if (request.if_generation() > 0 && ProgressOf(run).unfinished.empty() &&
       !AnyNeedsRestore(*run)) {
     return absl::UnavailableError(
         absl::StrFormat("run \"%s\": restore: no daemon needs it any more", run->name()));
+  }
+  if (request.if_generation() > 0 && run->has_buddy() && ProgressOf(run).unfinished.empty()) {
+    const absl::Status recovered = RecoverFromBuddies(run, deadline);
+    if (recovered.ok()) return ReplyOf(*run, "");
+    if (absl::IsUnavailable(recovered) || options_.restore == "none") return recovered;
   }
   MUOND_ASSIGN_OR_RETURN(const auto names, Candidates(*run, request.name()));
   absl::Status status;
@@ -135,11 +145,7 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
       Progress& progress = ProgressOf(run);
       progress.version = progress.periodic = -1;  // what was saved is of another life
       progress.unfinished.clear();
-      v1::RestoreReply reply;
-      reply.set_name(name);
-      reply.mutable_position()->set_generation(run->Position().generation);
-      reply.mutable_position()->set_next_step(run->Position().next_step);
-      return reply;
+      return ReplyOf(*run, name);
     }
     if (absl::IsUnavailable(status)) return status;  // nothing is wrong but the time
     run->metrics().OnCheckpoint(RunMetrics::CheckpointResult::kRestoreFailed);
@@ -149,6 +155,38 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
                   name == names.back() ? "there is no other" : "trying the one before");
   }
   return status;
+}
+
+v1::RestoreReply Checkpointer::ReplyOf(const Run& run, const std::string& name) const {
+  const RunPosition position = run.Position();
+  v1::RestoreReply reply;
+  reply.set_name(name);
+  reply.mutable_position()->set_generation(position.generation);
+  reply.mutable_position()->set_next_step(position.next_step);
+  return reply;
+}
+
+absl::Status Checkpointer::RecoverFromBuddies(const std::shared_ptr<Run>& run,
+                                              absl::Time deadline) {
+  const absl::Time start = SteadyNow();
+  absl::Status recovered = run->RecoverOnAll(deadline);
+  if (absl::IsNotFound(recovered)) {
+    // On a daemon that has come back nobody has registered the run yet.
+    recovered = absl::UnavailableError(recovered.message());
+  }
+  if (recovered.ok()) {
+    run->metrics().OnBuddyRecovery(true);
+    ProgressOf(run).periodic = -1;
+    spdlog::warn("run \"{}\": brought back from buddies in {}: no step is lost, the next is {}",
+                 run->name(), absl::FormatDuration(SteadyNow() - start),
+                 run->Position().next_step);
+  } else if (!absl::IsUnavailable(recovered)) {
+    run->metrics().OnBuddyRecovery(false);
+    spdlog::error("run \"{}\": CANNOT BE BROUGHT BACK FROM BUDDIES: {}; trying checkpoints, steps "
+                  "since the newest are lost",
+                  run->name(), std::string(recovered.message()));
+  }
+  return recovered;
 }
 
 // Every daemon has its part in memory, read and checked, before any changes a byte of its state.

@@ -25,93 +25,30 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/values.h"
-#include "server/checkpoint/manifest.h"
+#include "server/buddy/buddy_sender.h"
+#include "server/buddy/held_state.h"
 #include "server/cluster/hello.h"
 #include "server/cluster/raise_generation.h"
 #include "server/cluster/timer.h"
 #include "server/cluster/vote_exchange.h"
 #include "server/engine/engines.h"
-#include "server/engine/executor.h"
-#include "server/metrics/daemon_metrics.h"
-#include "server/registry/registry.h"
 #include "server/run/generation_file.h"
 #include "server/run/initial_values.h"
-#include "server/run/observe_step.h"
+#include "server/run/pending_addition.h"
+#include "server/run/registries.h"
+#include "server/run/run_context.h"
+#include "server/run/run_slices.h"
 #include "server/run/slice_table.h"
 #include "server/run/snapshot.h"
+#include "server/run/staged_state.h"
 #include "server/run/staging.h"
+#include "server/run/state_image.h"
 #include "server/step/step_machine.h"
-#include "server/transport/slice_receiver.h"
 
 namespace muond {
 
-class Run;
-
-// What a run uses of its daemon; all of it outlives every run.
-struct RunContext {
-  std::vector<EngineDevice> devices;  // at least one
-  EngineFaults faults;
-  DaemonMetrics* metrics = nullptr;
-  RegistryLimits limits;
-  // This daemon and the others that its runs span.
-  std::shared_ptr<Peers> peers;
-  // For work that waits for other daemons.
-  Executor* peer_executor = nullptr;
-  std::string state_dir;  // where generations are kept; empty: nowhere
-  bool overlap = false;   // Newton-Schulz before the verdict, where a run's rules allow it
-  ObserveOptions observe;
-  // Checkpoints: every so many steps each daemon copies its state, the same steps on all; 0: never.
-  std::int64_t checkpoint_every_steps = 0;
-  // Told, under the run's lock, that such a copy was taken, and that a run needs a restore.
-  std::function<void()> checkpoint_wanted;
-  // Told of a run that was made here, before any rank has joined it.
-  std::function<void(Run&)> run_made;
-};
-
-// What this daemon owns at one version, in host memory, and what is alike on all daemons then.
-struct StateImage {
-  std::shared_ptr<StateCopies> copies;
-  checkpoint::Control control;
-  double copy_seconds = 0;  // for which no step could be applied
-  bool ready = false;
-  absl::Status status;  // of the copy, once ready
-};
-
 using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
 using StatusCallback = std::function<void(const absl::Status&)>;
-
-// Which slice a stream sends, as the trainer names it.
-struct SliceAddress {
-  std::int64_t rank = 0;
-  std::string parameter;
-  std::int64_t slice = 0;
-  std::int64_t micro_batch = 0;
-};
-
-// A slice that a stream is sending.
-struct OpenSlice {
-  SliceId id;
-  std::int64_t generation = 0;
-  std::int64_t step = 0;     // -1: initial values
-  std::int64_t attempt = 0;  // at the step, when the slice was opened
-  // Initial values: the slice itself. Gradients: the whole tensor; null when only verified.
-  std::shared_ptr<StagingBuffer> memory;
-  std::shared_ptr<SliceReceiver> receiver;
-};
-
-enum class SliceArrival : std::uint8_t { kAccepted, kDuplicate };
-using ArrivalCallback = std::function<void(const absl::StatusOr<SliceArrival>&)>;
-
-// What a Pull reads of one box of one parameter: elements that this daemon owns.
-struct PullSlice {
-  int parameter = 0;  // that holds the state
-  Box box;
-  ElementRange range;
-  Dtype dtype = Dtype::kF32;
-  std::int64_t slice = 0;  // position in the request
-  std::string name;
-  bool covers = false;  // the box is the whole parameter
-};
 
 class Run : public std::enable_shared_from_this<Run> {
  public:
@@ -126,12 +63,14 @@ class Run : public std::enable_shared_from_this<Run> {
   };
   absl::StatusOr<JoinReply> Join(const RunSpec& spec, std::int64_t rank, const std::string& session,
                                  const RankSlices& slices);
-  const Routing& routing() const { return registry_.routing(); }
-  const RunSpec& spec() const { return registry_.spec(); }
-  const std::string& name() const { return registry_.spec().name; }
+  // Of now; what is read of it stays good (Registries). Its ranks are the run's business.
+  const Registry& registry() const { return registries_.newest(); }
+  const Routing& routing() const { return registry().routing(); }
+  const RunSpec& spec() const { return registry().spec(); }
+  const std::string& name() const { return spec().name; }
   // Null when there is no such parameter.
   const ParameterSpec* FindParameter(const std::string& name) const {
-    const int index = registry_.Find(name);
+    const int index = registry().Find(name);
     return index < 0 ? nullptr : &spec().parameters[index];
   }
 
@@ -145,6 +84,15 @@ class Run : public std::enable_shared_from_this<Run> {
     std::vector<std::string> missing;
   };
   InitialProgress initial_progress() const;
+
+  // -- Adding parameters
+  // The rank wants these added behind the first `first`; `done` hears once all ranks have asked for
+  // the same, or why not: ranks that disagree are all told. Allocates, and may take its time; one
+  // call at a time. Returns the waiter's name.
+  std::uint64_t AddParameters(std::int64_t rank, std::int64_t generation, std::size_t first,
+                              const ParameterAddition& wanted, AdditionCallback done);
+  void AdditionDeadline(std::uint64_t waiter);  // names the ranks that have not asked
+  void AdditionGone(std::uint64_t waiter);
 
   // -- Steps (see StepMachine for the rules)
   absl::Status Begin(std::int64_t rank, std::int64_t generation, const StepBegin& begin);
@@ -177,7 +125,6 @@ class Run : public std::enable_shared_from_this<Run> {
   // ABORTED when the version has passed meanwhile: a pull never mixes two.
   void Read(const PullSlice& slice, std::int64_t version, std::int64_t first, std::int64_t count,
             void* out, StatusCallback done);
-
   // The same for all of these slices at once, each whole, slices[i] into outs[i]: memory that the
   // backends reach. Many cost little more than one.
   void ReadAll(const std::vector<PullSlice>& slices, const std::vector<void*>& outs,
@@ -191,21 +138,22 @@ class Run : public std::enable_shared_from_this<Run> {
 
   // -- The other daemons of the run
   // FAILED_PRECONDITION when a peer has another plan or list of daemons, INVALID_ARGUMENT when it
-  // is none.
-  absl::Status CheckPeer(int daemon, const std::string& agreement) const;
+  // is none. While parameters are added daemons differ for a moment: unless `exact`, the plan of
+  // before or after is as good.
+  absl::Status CheckPeer(int daemon, const std::string& agreement, bool exact) const;
   // Votes that another daemon cast or passed on; the first that the step machine refused, or OK.
   absl::Status OnVotes(const std::vector<CastVote>& votes);
   std::vector<CastVote> VotesOf(std::int64_t step) const;
   // The two rounds of raising the generation, on this daemon.
   // ABORTED when the generation is too low; FAILED_PRECONDITION when only a reinitialization helps;
   // UNAVAILABLE when the promise could not be kept on disk.
-  absl::StatusOr<StepMachine::Promise> Prepare(std::int64_t generation, bool reinitialize);
+  absl::StatusOr<DaemonPromise> Prepare(std::int64_t generation, const RaiseWish& wish);
   // UNAVAILABLE, to be repeated, while a step of the old generation is being committed.
   absl::Status Raise(const RaiseOrder& order);
-  // Both rounds on all daemons, within `wait`. OK when the generation is above `current`, by
-  // whomever; `done` is called at once or later, on another thread.
-  void RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
-                  absl::Duration wait, StatusCallback done);
+  // Both rounds on all daemons, within `wait`. OK when the generation is above `wish.current`, by
+  // whomever, and what is to be adopted is; `done` is called at once or later, on another thread.
+  void RaiseOnAll(const RaiseWish& wish, const std::string& reason, absl::Duration wait,
+                  StatusCallback done);
   // Asks the others, which may have had the run for long. Blocks for a second at most.
   // FAILED_PRECONDITION when one has another version or plan.
   absl::Status LearnFromPeers();
@@ -221,8 +169,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void GiveBack(std::shared_ptr<StateImage> image);
   // The version of the last copy that was taken because of checkpoint_every_steps; -1: none.
   std::int64_t periodic_version() const;
-  // Names the parameters of a state copy in terms of the run.
-  std::shared_ptr<StateCopies> MakeStateCopies() const { return engines_->MakeStateCopies(); }
+  std::shared_ptr<StateCopies> MakeStateCopies() const;
   // What a Raise that names `name` takes over. Replaces what was staged before; null: forgets it.
   void Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
              const checkpoint::Control& control);
@@ -232,10 +179,23 @@ class Run : public std::enable_shared_from_this<Run> {
   void ExpectRestore(std::int64_t step);
   RunMetrics& metrics() { return *metrics_; }
 
+  // -- Buddies (run_buddy.cc)
+  bool has_buddy() const { return buddy_ != nullptr; }
+  // What the daemon before this one puts here. ABORTED while this one has no state of that lineage;
+  // FAILED_PRECONDITION where there are no buddies.
+  absl::StatusOr<v1::BuddyPutReply> BuddyPut(const v1::BuddyPutRequest& request);
+  // UNAVAILABLE unless this daemon is at that version.
+  absl::StatusOr<v1::BuddyIndexReply> BuddyIndex(const v1::BuddyIndexRequest& request);
+  absl::StatusOr<v1::BuddyReadReply> BuddyRead(const v1::BuddyReadRequest& request) const;
+  // Stages the state of that version from what this daemon's buddy holds; blocks.
+  absl::StatusOr<v1::BuddyRecoverReply> StageFromBuddy(std::int64_t version, std::int64_t lineage);
+  // Brings back all daemons that lost their state: see RecoverGeneration. Blocks.
+  absl::Status RecoverOnAll(absl::Time deadline);
+
   // -- Views
-  const Plan& plan() const { return registry_.plan(); }
+  const Plan& plan() const { return registry().plan(); }
   // What daemons compare: the plan's hash, and for how many devices it is.
-  std::string PlanName() const;
+  std::string PlanName() const { return PlanNameOf(registry()); }
   const std::vector<std::string>& daemons() const { return context_.peers->daemons(); }
   int daemon() const { return context_.peers->self(); }
   int devices() const { return static_cast<int>(context_.devices.size()); }
@@ -262,8 +222,11 @@ class Run : public std::enable_shared_from_this<Run> {
   absl::Status CheckJoined(std::int64_t rank) const;
   absl::Status CheckTrusted(std::int64_t version) const;
   absl::StatusOr<SliceId> Resolve(const SliceAddress& address) const;
+  std::string PlanNameOf(const Registry& registry) const;
   std::string SliceObject(const SliceId& id, const std::string& action) const;
+  Registry& mutable_registry() { return registries_.newest(); }
   void OpenMetrics();
+  void PublishParameters();
   void CountMemory(int sign);
   void CountWorkspace();
   void StartIfReady();
@@ -275,7 +238,22 @@ class Run : public std::enable_shared_from_this<Run> {
                      const std::function<void(std::uint64_t, Effects&)>& event);
   bool IsRepeat(std::int64_t step) const;
   absl::Status NotRunning(std::int64_t rank) const;
-  absl::Status CheckInitial(std::int64_t generation) const;
+  absl::Status CheckInitial(std::int64_t generation, int parameter) const;
+  // run_add.cc
+  absl::Status CheckAdding(std::int64_t rank, std::int64_t generation, std::size_t first) const;
+  absl::StatusOr<std::unique_ptr<PendingAddition>> MakeAddition(const Registry& base,
+                                                                const ParameterAddition& wanted);
+  absl::Status MatchAddition(std::int64_t rank, const ParameterAddition& wanted) const;
+  absl::Status StageAddition(std::int64_t rank, const ParameterAddition& wanted);
+  absl::StatusOr<bool> CheckAdded(std::int64_t rank, std::int64_t generation, std::size_t first,
+                                  const ParameterAddition& wanted) const;
+  absl::Status JoinAddition(std::int64_t rank, std::int64_t generation, std::size_t first,
+                            const ParameterAddition& wanted, std::uint64_t waiter,
+                            const AdditionCallback& done, After& after);
+  void DropAddition(const absl::Status& why, After& after);
+  absl::Status CheckAdopt(const std::string& name) const;
+  bool Grows(const std::string& name) const { return !name.empty() && name != adopted_; }
+  void Adopt();
   absl::StatusOr<std::shared_ptr<StagingBuffer>> LayerMemory(const Layer& layer, Dtype dtype,
                                                              StagingPlace place);
   // Why nothing can be read of this version any more; OK when it can.
@@ -297,14 +275,37 @@ class Run : public std::enable_shared_from_this<Run> {
   void Restore();
   void StartImage();
   void OnVersion();
+
+  void OpenBuddy();
+  void CloseBuddy();
+  void StartBuddy();
+  void ForgetBuddy();
+  void DropBuddyCopies();
+  void SendGradient(const ReduceEffect& effect, const ReduceRequest& request,
+                    const ReducedGradient& result);
+  BuddyAttemptKey AttemptKey(std::int64_t attempt) const;
+  void OnHeld(const BuddyAttemptKey& attempt);
+  void OnBuddyTrouble(int daemon, const absl::Status& status, const PeerPosition* position);
+  void OnSnapshotWanted();
+  void SnapshotForBuddy();
+  void RecordStep(const StepOutcome& outcome);
+  absl::Status CheckBuddy(const v1::PeerRun& peer, std::int64_t lineage) const;
+  bool HasState() const { return running_ || restored_; }
+  std::int64_t LineageLocked() const;
+  absl::Status ReadItem(std::int64_t item, char* out, std::int64_t bytes);
+  absl::StatusOr<std::vector<ReplayStep>> ReadSteps(const v1::BuddyIndexReply& index,
+                                                    std::int64_t& bytes);
+  void Replay(std::vector<ReplayStep> steps);
   checkpoint::Control ControlLocked() const;
   std::int64_t GenerationLocked() const;
   std::int64_t PromisedLocked() const;
   absl::Status RecallGeneration();
   absl::Status StoreGeneration();
   absl::Status RaiseLocked(const RaiseOrder& order, std::int64_t now, After& after);
+  absl::Status RaiseHere(const RaiseWish& wish, absl::Time deadline);
   void WatchPromise();
   void TakeUpPromise();
+  StepLayout LayoutHere() const;
   void MakeMachine();
   // The hashes of what is here, and the digest as far as it is known.
   struct HashedState {
@@ -330,7 +331,7 @@ class Run : public std::enable_shared_from_this<Run> {
   double LossScaleLocked() const;
 
   const RunContext context_;
-  Registry registry_;
+  Registries registries_;
   std::unique_ptr<Engines> engines_;  // called with the lock held
   std::unique_ptr<RunMetrics> metrics_;
   std::unique_ptr<StepObserver> observer_;
@@ -352,6 +353,7 @@ class Run : public std::enable_shared_from_this<Run> {
   SliceTable initial_slices_, gradient_slices_;
   // Slices of initial values on their way into the state, and who waits to know what became of one.
   std::map<SliceId, std::vector<std::function<void()>>> writing_;
+  int values_from_ = 0;  // parameters below: their values are the state's, none are taken
   bool running_ = false;
   std::set<std::int64_t> left_;
   absl::Status stopped_;
@@ -364,27 +366,35 @@ class Run : public std::enable_shared_from_this<Run> {
   HyperparametersByGroup step_muon_, step_adamw_;
   std::shared_ptr<ParameterTargets> targets_;  // of the first rank that gave any with its Finish
   bool committing_ = false;
-
   std::uint64_t next_waiter_ = 1;
   std::map<std::uint64_t, OutcomeCallback> waiters_;
 
+  // Parameters to be added.
+  std::unique_ptr<PendingAddition> addition_;
+  bool adopt_after_commit_ = false;  // ordered, while a step of before was being committed
+  std::string adopted_;              // the newest addition's name; empty: there was none
+  std::map<std::uint64_t, std::pair<std::int64_t, AdditionCallback>> adders_;  // with their ranks
+
   // Checkpoints.
-  struct Staged {
-    std::string name;
-    std::shared_ptr<StateCopies> copies;
-    checkpoint::Control control;
-  };
   bool restored_ = false;  // the state came from a checkpoint: no initial values are waited for
-  std::optional<Staged> staged_;
+  std::optional<StagedState> staged_;
   std::shared_ptr<StateImage> image_;            // the newest, until it is taken
   std::shared_ptr<StateCopies> spare_copies_;    // memory for the next
   std::int64_t image_wanted_ = -1;               // version that somebody waits for
   std::int64_t periodic_version_ = -1;
   std::condition_variable image_changed_;
 
+  // Buddies; null where there are none.
+  std::unique_ptr<HeldState> held_;            // of the daemon before this one
+  std::shared_ptr<StateCopies> buddy_copies_;  // memory of snapshots; shared while one is sent
+  std::int64_t buddy_snapshot_ = -1;           // version of the last that was taken
+  std::int64_t buddy_held_ = -1;               // that the buddy had when this state came from there
+
   std::int64_t workspace_bytes_ = 0;  // of the engine, as told to the metrics
   // Totals and last values for Snapshot.
   RunTotals totals_;
+  // Destroyed first: its thread calls back.
+  std::unique_ptr<BuddySender> buddy_;
 };
 
 }  // namespace muond

@@ -32,6 +32,10 @@ checkpoint::Control Run::ControlLocked() const {
 void Run::StartImage() {
   auto image = std::make_shared<StateImage>();
   image->control = ControlLocked();
+  // Of before parameters were added.
+  if (spare_copies_ != nullptr && spare_copies_->size() != engines_->count()) {
+    spare_copies_ = nullptr;
+  }
   image->copies = spare_copies_ != nullptr ? std::move(spare_copies_)
                                            : engines_->MakeStateCopies();
   image_ = image;
@@ -62,6 +66,10 @@ void Run::OnVersion() {
       periodic_version_ = version;
       if (context_.checkpoint_wanted) context_.checkpoint_wanted();
     }
+  }
+  if (buddy_ != nullptr && lost_.empty() &&
+      version - buddy_snapshot_ >= StepsBetweenSnapshots(context_.buddy_steps)) {
+    SnapshotForBuddy();
   }
   image_changed_.notify_all();
 }
@@ -100,6 +108,11 @@ absl::StatusOr<std::shared_ptr<StateImage>> Run::TakeImage(std::int64_t step,
   }
 }
 
+std::shared_ptr<StateCopies> Run::MakeStateCopies() const {
+  std::lock_guard lock(mutex_);
+  return engines_->MakeStateCopies();
+}
+
 void Run::GiveBack(std::shared_ptr<StateImage> image) {
   std::lock_guard lock(mutex_);
   if (spare_copies_ == nullptr && context_.checkpoint_every_steps > 0) {
@@ -116,7 +129,10 @@ void Run::Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
                 const checkpoint::Control& control) {
   std::lock_guard lock(mutex_);
   staged_.reset();
-  if (copies != nullptr) staged_ = Staged{name, std::move(copies), control};
+  // Copies of before parameters were added fit nothing any more.
+  if (copies == nullptr || copies->size() != engines_->count()) return;
+  staged_ =
+      StagedState{.name = name, .copies = std::move(copies), .control = control, .replay = {}};
 }
 
 // The lock is held; all state was just forgotten.
@@ -135,6 +151,7 @@ void Run::Restore() {
       .last_outcome = control.last_outcome};
   start_.memory = memory;
   restored_ = true;
+  buddy_snapshot_ = buddy_held_ = staged_->held;
   if (machine_ != nullptr) MakeMachine();
   StartIfReady();
   metrics_->SetState(StateLocked());
@@ -147,15 +164,15 @@ void Run::Restore() {
         std::lock_guard lock(self->mutex_);
         if (life == self->life_) self->PublishHealth({}, *health);
       });
+  Replay(std::move(staged_->replay));
   staged_.reset();
 }
 
 absl::Status Run::RestoreOnAll(const std::string& name, std::int64_t step, absl::Time deadline) {
-  const RaiseHooks own{
-      .prepare = [&](std::int64_t generation) { return Prepare(generation, true); },
-      .raise = [&](const RaiseOrder& order) { return Raise(order); }};
-  return RaiseGeneration(*context_.peers, this->name(), PlanName(), Position().generation, true,
-                         own, deadline, {name, step});
+  return RaiseHere({.current = Position().generation,
+                    .reinitialize = true,
+                    .restore = {name, step}},
+                   deadline);
 }
 
 void Run::ExpectRestore(std::int64_t step) {

@@ -27,6 +27,7 @@ void Run::FinishReduce(std::int64_t life, const ReduceEffect& effect, ReduceRequ
     std::lock_guard lock(mutex_);
     if (life != life_) return;
     CountWorkspace();
+    if (buddy_ != nullptr) SendGradient(effect, request, *result);
     if (result->layers_free) ReleaseLayers(effect, request);
     Effects effects;
     machine_->OnReduced(effect.attempt, effect.state,
@@ -89,6 +90,7 @@ void Run::FinishCommit(std::int64_t life, const absl::StatusOr<Committed>& resul
                           effects);
     if (machine_->failed()) OnFailed();
     Carry(effects, after);
+    if (adopt_after_commit_) Adopt();
   }
   CallAll(after);
 }
@@ -105,6 +107,7 @@ void Run::FailEngine(std::int64_t life, const std::string& reason) {
     machine_->OnEngineFailure(reason, effects);
     OnFailed();
     Carry(effects, after);
+    if (adopt_after_commit_) Adopt();
   }
   CallAll(after);
 }

@@ -37,7 +37,13 @@ absl::Status Run::NotRunning(std::int64_t rank) const {
   if (machine_ == nullptr) {
     return absl::UnavailableError(
         absl::StrFormat("run \"%s\": opening: waiting for ranks [%s] to register", name(),
-                        absl::StrJoin(registry_.missing_ranks(), ", ")));
+                        absl::StrJoin(registry().missing_ranks(), ", ")));
+  }
+  if (adopt_after_commit_) {
+    return absl::UnavailableError(
+        absl::StrFormat("run \"%s\": parameters are being added: the step before is being "
+                        "committed",
+                        name()));
   }
   if (initial_.MissingFrom(rank)) {
     return absl::FailedPreconditionError(
@@ -126,11 +132,11 @@ absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::in
   MUOND_ASSIGN_OR_RETURN(const StepMachine::Admission admission,
                          machine_->Admit(id, generation, step));
   OpenSlice slice{.id = id, .generation = generation, .step = step, .attempt = machine_->attempt()};
-  const Box& box = registry_.SlicesOf(id.parameter, id.rank)[id.slice];
+  const Box& box = registry().SlicesOf(id.parameter, id.rank)[id.slice];
   SliceTarget target{.shape = *spec().parameters[id.parameter].shape};
   // What is not here does not come, neither to be written nor to be compared.
-  if (registry_.ElementsHere(id.parameter) < routing().parameters[id.parameter].elements) {
-    target.shards = registry_.ShardsHere(id.parameter);
+  if (registry().ElementsHere(id.parameter) < routing().parameters[id.parameter].elements) {
+    target.shards = registry().ShardsHere(id.parameter);
   }
   if (admission == StepMachine::Admission::kWrite) {
     MUOND_ASSIGN_OR_RETURN(slice.memory, LayerMemory(LayerOf(id), dtype, place));
@@ -296,6 +302,8 @@ void Run::Carry(Effects& effects, After& after) {
       CarryCommit(*commit);
     } else if (const auto* vote = std::get_if<VoteEffect>(&effect)) {
       CarryVote(*vote, after);
+    } else if (const auto* hold = std::get_if<HoldEffect>(&effect)) {
+      buddy_->Seal(AttemptKey(hold->attempt), hold->states);
     } else if (std::holds_alternative<DiscardEffect>(effect)) {
       discarded = true;
       EndAttempt();
@@ -323,6 +331,7 @@ void Run::Carry(Effects& effects, After& after) {
 // The step was consumed or its attempt thrown away: its layers are free, its streams may not write.
 void Run::EndAttempt() {
   EndVotes();
+  if (buddy_ != nullptr) buddy_->EndAttempt();
   gradient_slices_.Clear(
       stopped_.ok() ? absl::AbortedError("the step ended or started over meanwhile") : stopped_);
   for (auto& [layer, gradient] : layers_) {
@@ -341,6 +350,7 @@ void Run::EndAttempt() {
 
 void Run::CarryOutcome(const OutcomeEffect& effect) {
   const StepOutcome& outcome = effect.outcome;
+  RecordStep(outcome);
   OnVersion();
   if (outcome.applied) {
     ++totals_.steps_applied;

@@ -177,11 +177,20 @@ class MachineDriver {
     Carry(effects);
     generation = machine.generation();
   }
+  void Grow(const StepLayout& to, const RunSpec& spec = Spec()) {
+    layout = to;
+    machine.OnLayout(to, spec);
+  }
   absl::Status Vote(const CastVote& cast) {
     Effects effects;
     const absl::Status status = machine.OnVote(cast, effects);
     Carry(effects);
     return status;
+  }
+  void Held(std::int64_t attempt) {
+    Effects effects;
+    machine.OnHeld(attempt, effects);
+    Carry(effects);
   }
   void Unreachable(int daemon, const std::string& why) {
     Effects effects;
@@ -266,6 +275,7 @@ class MachineDriver {
   std::vector<CommitEffect> commits;
   std::vector<OutcomeEffect> outcomes;
   std::vector<muond::Vote> votes;  // told to the other daemons
+  std::vector<HoldEffect> holds;
   int discards = 0;
   std::deque<ReduceEffect> open_reductions;
   bool commit_open = false;
@@ -299,6 +309,7 @@ class MachineDriver {
   }
   void On(const DiscardEffect&) { ++discards; }
   void On(const VoteEffect& effect) { votes.push_back(effect.vote); }
+  void On(const HoldEffect& effect) { holds.push_back(effect); }
   void On(const ReplyEffect& effect) {
     ASSERT_EQ(effect.status.ok(), effect.outcome.has_value());
     ASSERT_TRUE(replies.emplace(effect.waiter, effect).second) << "a waiter is answered once";

@@ -34,6 +34,9 @@ struct StepLayout {
   // run has no other.
   std::vector<std::string> daemons = {""};
   int self = 0;  // this daemon's place among them
+  // The daemon that must hold a copy of this one's gradients before this one votes to apply a step;
+  // -1: none.
+  int buddy = -1;
 };
 
 // One slice of one parameter's gradient in one micro-batch from one rank.
@@ -68,6 +71,7 @@ class LayoutIndex {
 
   int daemons() const { return static_cast<int>(layout_.daemons.size()); }
   int self() const { return layout_.self; }
+  int buddy() const { return layout_.buddy; }
 
   int Find(const std::string& name) const;  // -1: no such parameter
   // On any daemon.

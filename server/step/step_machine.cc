@@ -53,6 +53,23 @@ StepMemory StepMachine::memory() const {
           .last_outcome = last_outcome_};
 }
 
+void StepMachine::OnLayout(StepLayout layout, const RunSpec& spec) {
+  MUOND_CHECK(attempt_.empty() && phase_ == Phase::kCollecting, "parameters come between steps");
+  MUOND_CHECK(layout.world_size == index_->world_size() && layout.self == index_->self() &&
+                  layout.daemons == index_->layout().daemons,
+              "ranks and daemons stay");
+  MUOND_CHECK(std::ssize(layout.parameters) >= index_->parameters(), "parameters stay");
+  for (int p = 0; p < index_->parameters(); ++p) {
+    MUOND_CHECK(layout.parameters[p].name == index_->parameter(p).name, "parameters stay");
+  }
+  index_ = std::make_shared<const LayoutIndex>(std::move(layout));
+  for (const GroupSpec& group : spec.groups) {
+    muon_.emplace(group.name, group.muon);
+    adamw_.emplace(group.name, group.adamw);
+  }
+  NextAttempt();
+}
+
 void StepMachine::Advance(Effects& effects) {
   if (phase_ == Phase::kCollecting) {
     if (attempt_.AllSkipped()) return Cast(SkipVote(), effects);
@@ -66,7 +83,7 @@ void StepMachine::Advance(Effects& effects) {
     phase_ = Phase::kReducing;
     for (int p = 0; p < index_->parameters(); ++p) RequestReduction(p, effects);
   }
-  if (phase_ == Phase::kReducing && reductions_open_ == 0) Cast(OwnVote(), effects);
+  if (phase_ == Phase::kReducing && reductions_open_ == 0) CastOwn(effects);
 }
 
 // Does nothing for what is not a state, has no layers, or was asked for before.
@@ -129,6 +146,22 @@ Vote StepMachine::OwnVote() const {
     if (facts->state_overflow) ++vote.state_overflows;
   }
   return vote;
+}
+
+// What will be skipped whatever the others say needs no copy of its gradients.
+void StepMachine::CastOwn(Effects& effects) {
+  const Vote vote = OwnVote();
+  if (index_->buddy() < 0 || vote.nonfinite > 0 || vote.state_overflows > 0) {
+    return Cast(vote, effects);
+  }
+  phase_ = Phase::kHolding;
+  HoldEffect hold{.attempt = attempt_.number(), .states = {}};
+  for (const auto& [state, facts] : reductions_) hold.states.push_back(state);
+  effects.push_back(std::move(hold));
+}
+
+void StepMachine::OnHeld(std::int64_t attempt, Effects& effects) {
+  if (attempt == attempt_.number() && phase_ == Phase::kHolding) Cast(OwnVote(), effects);
 }
 
 Vote StepMachine::SkipVote() const {

@@ -86,8 +86,14 @@ struct OutcomeEffect {
 struct VoteEffect {
   Vote vote;
 };
+// All gradients of the step are reduced and finite: answer with OnHeld once this daemon's buddy
+// (StepLayout) holds a copy of those of `states`. Only then is the vote cast.
+struct HoldEffect {
+  std::int64_t attempt = 0;
+  std::vector<int> states;
+};
 using Effect = std::variant<ReduceEffect, CommitEffect, DiscardEffect, ReplyEffect, OutcomeEffect,
-                            VoteEffect>;
+                            VoteEffect, HoldEffect>;
 using Effects = std::vector<Effect>;
 
 // ---- The machine ------------------------------------------------------------------------------
@@ -195,6 +201,8 @@ class StepMachine {
   // attempt that was discarded meanwhile may be given or dropped, and are ignored.
   void OnReduced(std::int64_t attempt, int state, const GradientFacts& facts, Effects& effects);
   void OnCommitted(const CommitFacts& facts, Effects& effects);
+  // The buddy holds what HoldEffect named; ignored when the attempt was discarded meanwhile.
+  void OnHeld(std::int64_t attempt, Effects& effects);
   // Reduce or commit could not be carried out (memory, device): the run fails, all waiters get
   // INTERNAL. The step is not consumed.
   void OnEngineFailure(const std::string& reason, Effects& effects);
@@ -210,7 +218,8 @@ class StepMachine {
   absl::Status OnVote(const CastVote& cast, Effects& effects);
   // All votes known here for a step: the one in flight, or the last that was consumed.
   std::vector<CastVote> VotesOf(std::int64_t step) const;
-  // A daemon can't be reached. Whoever waits for its vote gets UNAVAILABLE naming it and `why`; a
+  // A daemon can't be reached. Whoever waits for its vote, or for the copy that it is to hold, gets
+  // UNAVAILABLE naming it and `why`; a
   // Finish may be repeated, and waits again.
   void OnUnreachable(int daemon, const std::string& why, Effects& effects);
 
@@ -232,6 +241,10 @@ class StepMachine {
   // goes on and its waiters get the outcome. Ignored unless higher.
   void OnGeneration(std::int64_t generation, const std::vector<CastVote>& settled,
                     Effects& effects);
+  // Parameters were added behind those that are there, and groups perhaps. Between steps only
+  // (checked): the change of generation that brought them has ended what was in flight. Position,
+  // votes, scaler, last outcome and the hyperparameters in force stay.
+  void OnLayout(StepLayout layout, const RunSpec& spec);
   // No further steps (drain, close): the step in flight is discarded, waiters get `status` (not OK:
   // checked), later calls too. A commit under way goes on and its waiters get the outcome. A step
   // that this daemon has voted on stays in flight, since the others may apply it: its verdict, or a
@@ -241,6 +254,10 @@ class StepMachine {
   // -- Views.
   std::int64_t generation() const { return generation_; }
   std::int64_t lineage() const { return lineage_; }
+  // In which the votes on the last step were cast; 0: none was consumed here.
+  std::int64_t decided_in() const {
+    return last_votes_.empty() ? 0 : last_votes_.begin()->second.generation;
+  }
   // Above generation(): the generation is being raised to this, and no vote counts until then.
   std::int64_t promised() const { return promised_; }
   std::int64_t next_step() const { return next_step_; }
@@ -260,9 +277,9 @@ class StepMachine {
   const std::map<std::string, Hyperparameters>& adamw() const { return adamw_; }
 
  private:
-  // Slices, Finishes and Skips come in; then the last reductions; then the other daemons' votes;
-  // then the commit.
-  enum class Phase : std::uint8_t { kCollecting, kReducing, kVoting, kCommitting };
+  // Slices, Finishes and Skips come in; then the last reductions; then the buddy's copy, where
+  // there is one; then the other daemons' votes; then the commit.
+  enum class Phase : std::uint8_t { kCollecting, kReducing, kHolding, kVoting, kCommitting };
   // A trainer's call, as messages and checks see it.
   struct Call {
     const char* action;
@@ -304,6 +321,7 @@ class StepMachine {
   Vote EmptyVote() const;
   Vote OwnVote() const;
   Vote SkipVote() const;
+  void CastOwn(Effects& effects);
   void Commit(const Verdict& verdict, Effects& effects);
   void Consume(const Verdict& verdict, double told, const CommitFacts& facts, Effects& effects);
 

@@ -146,10 +146,21 @@ std::string StepMachine::DescribeMissing() const {
   if (const std::vector<int> missing = MissingVotes(); !missing.empty()) {
     return absl::StrFormat("votes of daemons [%s]", DaemonNames(missing));
   }
+  if (phase_ == Phase::kHolding) {
+    return absl::StrFormat("daemon [%s] to hold a copy of the gradients",
+                           DaemonNames({index_->buddy()}));
+  }
   return phase_ == Phase::kCommitting ? "the end of the commit" : "the end of the reductions";
 }
 
 void StepMachine::OnUnreachable(int daemon, const std::string& why, Effects& effects) {
+  if (phase_ == Phase::kHolding && daemon == index_->buddy()) {
+    return ReplyAll(absl::UnavailableError(absl::StrFormat(
+                        "step %d: daemon [%s], which is to hold a copy of this one's gradients: "
+                        "%s; what has come in is kept",
+                        next_step_, DaemonNames({daemon}), why)),
+                    effects);
+  }
   const std::vector<int> missing = MissingVotes();
   if (std::find(missing.begin(), missing.end(), daemon) == missing.end()) return;
   ReplyAll(absl::UnavailableError(absl::StrFormat(

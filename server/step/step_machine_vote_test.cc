@@ -328,5 +328,67 @@ TEST(StepMachineVote, AFailedDaemonDecidesNothing) {
   EXPECT_EQ(d[0].machine.next_step(), 0);
 }
 
+// ---- A copy at the buddy before the vote -------------------------------------------------------
+
+std::vector<StepLayout> WithBuddies(std::vector<StepLayout> layouts) {
+  for (StepLayout& layout : layouts) {
+    layout.buddy = (layout.self + 1) % static_cast<int>(layouts.size());
+  }
+  return layouts;
+}
+
+void Held(MachineDriver& driver) {
+  ASSERT_FALSE(driver.holds.empty());
+  driver.Held(driver.holds.back().attempt);
+}
+
+TEST(StepMachineHold, NoVoteIsCastBeforeTheBuddyHoldsTheGradients) {
+  Daemons d(WithBuddies(OneEach(2, 1)));
+  d.FinishAll();
+  for (int daemon = 0; daemon < 2; ++daemon) {
+    EXPECT_TRUE(d[daemon].votes.empty());
+    EXPECT_THAT(d[daemon].holds.back().states, ElementsAre(daemon));
+    Held(d[daemon]);
+  }
+  d.TellAll();
+  EXPECT_EQ(d[0].commits.size(), 1u);
+  Held(d[0]);  // again, and too late
+  EXPECT_EQ(d[0].votes.size(), 1u);
+}
+
+TEST(StepMachineHold, AnOverflowIsToldAtOnce) {
+  Daemons d(WithBuddies(OneEach(2, 1)));
+  d[0].facts[0] = {.nonfinite = 1, .block_sums = {}};
+  d.FinishAll();
+  EXPECT_TRUE(d[0].holds.empty());
+  EXPECT_EQ(d[0].votes.size(), 1u);
+}
+
+TEST(StepMachineHold, WhoWaitsIsToldOfABuddyOutOfReach) {
+  Daemons d(WithBuddies(OneEach(3, 1)));
+  const auto waiters = d.FinishAll();
+  d[0].Unreachable(2, "gone");
+  EXPECT_FALSE(d[0].Replied(waiters[0][0])) << "it is not the buddy";
+  d[0].Unreachable(1, "gone");
+  EXPECT_EQ(d[0].Code(waiters[0][0]), Code::kUnavailable);
+  EXPECT_THAT(d[0].Message(waiters[0][0]), HasSubstr("daemon [d1]"));
+}
+
+TEST(StepMachineHold, APromiseOrAnotherAttemptMakesACopyUseless) {
+  Daemons d(WithBuddies(OneEach(2, 1)));
+  d.FinishAll();
+  const std::int64_t first = d[0].holds.back().attempt;
+  d.PrepareAll(2);
+  Held(d[0]);
+  EXPECT_TRUE(d[0].votes.empty());
+  d[0].Raise(2);
+  d[0].generation = 2;
+  d.Finish(0);
+  d[0].Held(first);
+  EXPECT_TRUE(d[0].votes.empty()) << "of an attempt that was thrown away";
+  Held(d[0]);
+  EXPECT_EQ(d[0].votes.size(), 1u);
+}
+
 }  // namespace
 }  // namespace muond

@@ -2,10 +2,11 @@
 """Daemons die by kill -9 at random moments of a training, come back, restore the run together, and
 the training ends with the state of one that nothing ever happened to.
 
-usage: checkpoint_kill_test.py [--kills 5] [--seed 1] [--daemons 3]
+usage: checkpoint_kill_test.py [--kills 5] [--seed 1] [--daemons 3] [TEST CASE]
 
-Moments are seeded: between steps, within them, while a checkpoint is written, while a restore is
-under way. The long form (--kills 50) is recorded in docs/testing.md.
+Moments are seeded: between steps, within them, while a checkpoint or a snapshot for a buddy is
+written, while a restore is under way. CheckpointKillTest goes back to checkpoints; BuddyKillTest
+has no disk, and no step may be lost. The long form (--kills 50) is recorded in docs/testing.md.
 """
 
 import argparse
@@ -64,11 +65,14 @@ class Killer(threading.Thread):
         self.random = random.Random(seed)
         self.steps = 0  # taken since the last kill, as the trainer counts
         self.log = []
+        self.again = False  # who does not wait kills the same daemon again
 
     def run(self):
-        for _ in range(self.kills):
+        victim = 0
+        for number in range(self.kills):
             # One in four does not wait until the last one is over.
-            if self.random.random() < 0.75:
+            waits = number == 0 or self.random.random() < 0.75
+            if waits:
                 wanted = self.random.randint(2, 6)
                 deadline = time.monotonic() + JOIN_SECONDS
                 while self.steps < wanted and time.monotonic() < deadline:
@@ -76,21 +80,24 @@ class Killer(threading.Thread):
                 time.sleep(self.random.random() * 0.03)
             else:
                 time.sleep(self.random.random() * 0.4)
-            victim = self.random.randrange(len(self.test.cluster))
+            if waits or not self.again:
+                victim = self.random.randrange(len(self.test.cluster))
             self.steps = 0
             self.log.append(victim)
             self.test.cluster[victim].kill()
             self.test.cluster[victim] = self.test.start_one(victim)
 
 
-class CheckpointKillTest(ProcessTest):
+class KillTest:
+    """What both tests do; `flags` is how daemons keep state."""
+
+    again = False
+
     def start_one(self, index):
         directory = self.directory / str(index)
         directory.mkdir(exist_ok=True)
         peers = ",".join(f"unix:{self.directory}/{i}/muond.sock" for i in range(OPTIONS.daemons))
-        flags = ["--backend", "cpu", "--threads", "1", "--checkpoint-dir",
-                 str(self.directory / "checkpoints"), "--checkpoint-every-steps", "2",
-                 "--checkpoint-keep", "2", "--peer-patience", "500ms"]
+        flags = ["--backend", "cpu", "--threads", "1", "--peer-patience", "500ms", *self.flags()]
         if OPTIONS.daemons > 1:
             flags += ["--peers", peers]
         daemon = Daemon(*flags, directory=directory,
@@ -110,17 +117,12 @@ class CheckpointKillTest(ProcessTest):
             scale = trainer.step(step, gradients(step, scale), scale).next_loss_scale
         return trainer.trainers[0].digest().tensor_digest, scale
 
-    def test_the_end_is_that_of_an_undisturbed_run(self):
-        (self.directory / "checkpoints").mkdir()
-        self.cluster = [self.start_one(i) for i in range(OPTIONS.daemons)]
-        trainer = SpreadTrainer([daemon.unix for daemon in self.cluster], run_spec())
-        trainer.initialize(values())
-        # Something to go back to from the first moment on.
-        stub = checkpoint_grpc.CheckpointStub(grpc.insecure_channel(self.cluster[0].unix))
-        stub.Save(ck.SaveRequest(run="killed"), timeout=60)
+    def train(self, trainer):
+        """Until all kills are over and three steps more; returns steps, loss scale and how many
+        steps were taken again."""
         killer = Killer(self, OPTIONS.kills, OPTIONS.seed)
+        killer.again = self.again
         killer.start()
-        start = time.monotonic()
         step, scale, back, after = 0, 1024.0, 0, 0
         while after < 3:
             outcome = trainer.step(step, gradients(step, scale), scale)
@@ -133,11 +135,51 @@ class CheckpointKillTest(ProcessTest):
             killer.steps += 1
             after = after + 1 if not killer.is_alive() else 0
         killer.join()
+        self.assertEqual(len(killer.log), OPTIONS.kills)
+        return step, scale, back
+
+    def disturbed(self, prepare=None):
+        """`prepare` is called before the first step. Returns how many steps were taken again."""
+        self.cluster = [self.start_one(i) for i in range(OPTIONS.daemons)]
+        trainer = SpreadTrainer([daemon.unix for daemon in self.cluster], run_spec())
+        trainer.initialize(values())
+        if prepare:
+            prepare()
+        start = time.monotonic()
+        step, scale, back = self.train(trainer)
         digest = trainer.trainers[0].digest().tensor_digest
         self.assertEqual((digest, scale), self.undisturbed(step))
-        self.assertEqual(len(killer.log), OPTIONS.kills)
-        print(f"{OPTIONS.daemons} daemons, seed {OPTIONS.seed}: {OPTIONS.kills} kills, {step} steps"
-              f", {back} taken again, {time.monotonic() - start:.1f} s: digest {digest}")
+        print(f"{type(self).__name__}, {OPTIONS.daemons} daemons, seed {OPTIONS.seed}: "
+              f"{OPTIONS.kills} kills, {step} steps, {back} taken again, "
+              f"{time.monotonic() - start:.1f} s: digest {digest}")
+        return back
+
+
+class CheckpointKillTest(KillTest, ProcessTest):
+    def flags(self):
+        return ["--checkpoint-dir", str(self.directory / "checkpoints"),
+                "--checkpoint-every-steps", "2", "--checkpoint-keep", "2"]
+
+    def save(self):
+        """Something to go back to from the first moment on."""
+        stub = checkpoint_grpc.CheckpointStub(grpc.insecure_channel(self.cluster[0].unix))
+        stub.Save(ck.SaveRequest(run="killed"), timeout=60)
+
+    def test_the_end_is_that_of_an_undisturbed_run(self):
+        (self.directory / "checkpoints").mkdir()
+        self.disturbed(self.save)
+
+
+class BuddyKillTest(KillTest, ProcessTest):
+    again = True  # its buddy dead, too, there would be nothing to come back from
+
+    def flags(self):
+        return ["--buddy-steps", "4"]
+
+    def test_no_step_is_lost(self):
+        if OPTIONS.daemons < 2:
+            self.skipTest("a daemon alone has no buddy")
+        self.assertEqual(self.disturbed(), 0)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ struct Coverage {
   std::int64_t settled = 0;               // steps consumed by settled votes
   std::int64_t raised_during_commit = 0;
   std::int64_t reinitializations = 0;  // once for each daemon
+  std::int64_t grown = 0;              // late parameters taken on, once for each daemon
+  std::int64_t grown_after_commit = 0;  // of these, after the commit that the order came in
+  std::int64_t followed = 0;            // of these, since another daemon had them
   std::int64_t taken_up = 0;           // promises, by a daemon that had given them
   std::int64_t discarded_votes = 0;    // steps thrown away after this daemon had voted
   std::int64_t early_votes = 0;        // for the next step
@@ -58,6 +61,8 @@ class Checker {
   // A daemon has state at `first_step`, in a lineage that is new to it.
   void OnLineage(int daemon, std::int64_t lineage, std::int64_t first_step);
   void OnPromise(int daemon, std::int64_t generation);
+  // A daemon with state has come to this generation, with the late parameters or without.
+  void OnRaised(int daemon, std::int64_t generation, bool grown);
   void OnVote(int daemon, std::int64_t lineage, const Vote& vote);
   // A daemon threw away the step in flight, unconsumed.
   void OnDiscard(int daemon, std::int64_t lineage, std::int64_t generation, std::int64_t step);
@@ -97,6 +102,7 @@ class Checker {
   std::map<std::int64_t, Lineage> lineages_;
   std::map<std::pair<std::int64_t, std::int64_t>, Ballot> ballots_;  // by generation and step
   std::map<int, std::int64_t> promises_;
+  std::map<std::int64_t, std::pair<int, bool>> grown_;  // by generation: who came first, and how
   std::string violation_;
 };
 
