@@ -337,7 +337,10 @@ class TlsTest(ProcessTest):
             self.assertEqual(reply, b"\x08\x01", "SERVING")
             with self.assertRaises(grpc.RpcError) as caught:
                 channel.unary_unary("/muond.v1.Optimizer/Status")(b"", timeout=20)
-        self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+            with self.assertRaises(grpc.RpcError) as caught:
+                list(channel.stream_stream(REFLECTION)(iter([b"\x3a\x00"]), timeout=20))
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
 
     def test_a_daemon_that_could_not_be_believed_does_not_start(self):
         self.certificate("trainer", "trainer")
