@@ -92,7 +92,7 @@ def draw_steps(count, memory, files, slowest):
         axis.set_ylabel(label, fontsize=8)
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("steps")
-    figure.savefig(pathlib.Path(os.environ["MUOND_PICTURES"], "load-steps.png"), dpi=100)
+    figure.savefig(pathlib.Path(os.environ["MUOND_PICTURES"], "load-steps.svg"))
 
 
 class LoadTest(ProcessTest):
