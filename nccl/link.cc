@@ -52,7 +52,8 @@ struct Worker::State : std::enable_shared_from_this<Worker::State> {
   using Phase = Link::Shared::Phase;
   using Shared = std::shared_ptr<Link::Shared>;
 
-  State(const Api& functions, std::shared_ptr<Device> gpu) : api(functions), device(gpu) {}
+  State(const Api& functions, std::shared_ptr<Device> gpu)
+      : api(functions), device(std::move(gpu)) {}
 
   void Run();
   bool Step(const Shared& link);
@@ -109,7 +110,7 @@ absl::Status Link::status() const {
 }
 
 Worker::Worker(const Api& api, std::shared_ptr<Device> device)
-    : device_(device), state_(std::make_shared<State>(api, device)) {
+    : device_(device), state_(std::make_shared<State>(api, std::move(device))) {
   thread_ = std::thread([state = state_] { state->Run(); });
 }
 
@@ -270,7 +271,7 @@ bool Worker::State::Start(const Shared& link) {
 
 // False: NCCL is still at it.
 bool Worker::State::Issue(Link::Shared& link, const Exchange& exchange, absl::Status& failure) {
-  for (const Stream after : exchange.after) {
+  for (Stream after : exchange.after) {
     failure = device->Order(link.stream, after);
     if (!failure.ok()) return false;
   }

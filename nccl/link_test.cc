@@ -197,7 +197,7 @@ TEST_F(LinkTest, APeerKilledInAnExchangeCostsItsDeadlineAndNoOtherLink) {
   EXPECT_EQ(to.text(), "live");
   EXPECT_TRUE(sent.Wait().ok());
   EXPECT_TRUE(absl::IsDeadlineExceeded(killed.Wait()));
-  EXPECT_LT(SteadyNow() - start, absl::Seconds(5));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(15));
   // The device is fine: a new pair works.
   fake::SetFaults({});
   const auto [again, too] = Connect();

@@ -19,7 +19,8 @@ std::string Pattern(const std::string& secret, int rank, std::size_t bytes) {
 }  // namespace
 
 void WarmUp(const std::shared_ptr<Device>& device, Link& link, const std::string& secret, int rank,
-            Piece out, Piece in, std::shared_ptr<const void> keep, absl::Time deadline, Done done) {
+            Piece out, Piece in, std::shared_ptr<const void> keep, absl::Time deadline,
+            const Done& done) {
   out.bytes = std::min(out.bytes, kWarmUpBytes);
   in.bytes = std::min(in.bytes, kWarmUpBytes);
   // What does not arrive must not look as if it had.

@@ -18,6 +18,7 @@ inline constexpr std::size_t kWarmUpBytes = std::size_t{1} << 20;
 // other rank's in `in`; both hold `bytes` bytes of the device. `done` gets DATA_LOSS for another
 // pattern, else as Link::Post. The memory is `keep`'s.
 void WarmUp(const std::shared_ptr<Device>& device, Link& link, const std::string& secret, int rank,
-            Piece out, Piece in, std::shared_ptr<const void> keep, absl::Time deadline, Done done);
+            Piece out, Piece in, std::shared_ptr<const void> keep, absl::Time deadline,
+            const Done& done);
 
 }  // namespace muond::nccl

@@ -44,7 +44,7 @@ class FakeService final : public v1::Optimizer::Service {
   std::map<std::pair<std::string, std::int64_t>, std::string> values, gradients;
   // Changes the messages of a Pull before they are sent.
   std::function<void(std::vector<v1::PullReply>&)> tamper;
-  bool hang_finish = false;  // answers when its wait_ms are over, as a daemon that misses ranks
+  bool hang_finish = false;  // answers within its wait_ms, as a daemon that misses ranks
 
   FakeService();
 

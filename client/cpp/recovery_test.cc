@@ -44,7 +44,7 @@ class RecoveryTest : public testing::Test {
     spec_.groups.push_back({.name = "g"});
     spec_.parameters.push_back({.name = "w", .shape = Dims{1000}, .group = "g"});
     options_.channel = server_.channel();
-    options_.call_timeout = absl::Milliseconds(300);
+    options_.call_timeout = absl::Seconds(10);
     options_.on_interruption = [this](const Interruption& told) {
       phases_.push_back(told.phase);
       told_.push_back(told);
@@ -102,6 +102,7 @@ TEST_F(RecoveryTest, ARunThatNeedsARestoreIsAwaited) {
 }
 
 TEST_F(RecoveryTest, DaemonsThatAreAwayForLongerThanACallAreAwaited) {
+  options_.call_timeout = absl::Seconds(1);
   const auto session = Open();
   for (int i = 0; i < 9; ++i) Fail("Begin", grpc::StatusCode::UNAVAILABLE, "gone");
   for (int i = 0; i < 3; ++i) Fail("Register", grpc::StatusCode::UNAVAILABLE, "gone");

@@ -94,7 +94,7 @@ TEST_F(SessionTest, NoDaemonIsUnavailableWithinTheTimeoutAndNamesTheEndpoint) {
   options.call_timeout = absl::Milliseconds(300);
   const absl::Time start = absl::Now();
   const absl::Status status = Session::Open(Spec(), 0, Slices(), options).status();
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("run \"r\": register: no answer from unix:/"),
@@ -208,7 +208,7 @@ TEST_F(SessionTest, ARestoreToAnotherStepIsToldToTheCaller) {
 }
 
 TEST_F(SessionTest, FinishLetsTheDaemonsOwnDeadlineErrorArrive) {
-  const auto session = Open({.step_timeout = absl::Milliseconds(400)});
+  const auto session = Open({.step_timeout = absl::Seconds(2)});
   service_.hang_finish = true;
   const absl::Status status = session->Step(begin_, gradients_).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status));

@@ -182,6 +182,8 @@ std::vector<Setting> ListenSettings() {
       Text("health-address", "ADDRESS",
            "host:port of plain gRPC health, and nothing else, for probes; none: off",
            MUOND_FIELD(service.health_address)),
+      Switch("reflection", "tell callers the protocol (grpc.reflection), for tools like grpcurl",
+             MUOND_FIELD(service.reflection)),
       Text("metrics-address", "ADDRESS", "host:port of /metrics, /healthz, /readyz; none: off",
            MUOND_FIELD(service.metrics_address)),
       Text("backend", "NAME", "what computes: cuda, cpu, reference; auto: cuda where there is one",

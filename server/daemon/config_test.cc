@@ -75,6 +75,7 @@ constexpr struct {
     {"tls-server-name", "a", "b", "c"},
     {"tls-refresh", "1s", "2s", "3s"},
     {"health-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
+    {"reflection", "true", "false", "true"},
     {"backend", "reference", "auto", "cpu"},
     {"devices", "0", "1", "GPU-1"},
     {"cpu-products", "f32", "bf16", "f32"},

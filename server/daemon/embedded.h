@@ -48,6 +48,8 @@ struct ServiceOptions {
   // Answers grpc.health.v1 and nothing else, plainly: for probes that have no certificate. Empty:
   // off.
   std::string health_address;
+  // Tells the protocol to whoever may connect (grpc.reflection), for tools like grpcurl.
+  bool reflection = false;
   std::string metrics_address;      // "127.0.0.1:0"; empty: no HTTP exposer
   std::int64_t max_chunk_bytes = std::int64_t{4} << 20;
   std::int64_t max_arena_bytes = std::int64_t{1} << 30;  // of all trainers' together; 0: none

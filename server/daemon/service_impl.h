@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server.h"
 #include "kernels/device_memory.h"
 #include "proto/tls.h"
@@ -48,6 +49,7 @@ struct Service::Impl {
   std::unique_ptr<BuddyService> buddy_service;
   std::unique_ptr<ArenaSocket> arena_socket;
   std::unique_ptr<grpc::Server> server;
+  grpc::CallbackGenericService no_service;  // of health_server: UNIMPLEMENTED to all but health
   std::unique_ptr<grpc::Server> health_server;
   std::string health_address;
   std::unique_ptr<MetricsServer> metrics_server;

@@ -11,9 +11,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/check.h"
+#include "server/daemon/reflection.h"
 #include "server/daemon/secure_listen.h"
 #include "server/daemon/service_impl.h"
 #include "server/rpc/metrics_interceptor.h"
@@ -100,11 +100,12 @@ void Service::Impl::SetServing(bool serving) {
 absl::Status Service::Impl::ListenForProbes(const std::string& address) {
   if (address.empty()) return absl::OkStatus();
   grpc::ServerBuilder builder;
+  SetReflection(builder, false);
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // One completion queue and one thread: a probe comes every few seconds.
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  // gRPC starts no server without a service of ours.
+  builder.RegisterCallbackGenericService(&no_service);
   health_server = builder.BuildAndStart();
   if (health_server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrFormat(
@@ -154,10 +155,10 @@ void Service::Impl::PrepareArenas(const ServiceOptions& options) {
 
 absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   MUOND_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ServerCredentials> tcp_credentials,
                          MakeServerCredentials(TlsOf(options)));
   grpc::ServerBuilder builder;
+  SetReflection(builder, options.reflection);
   // One port variable per address: a unix address sets its port to 1.
   std::vector<int> ports(options.listen.size(), 0);
   for (std::size_t i = 0; i < options.listen.size(); ++i) {

@@ -13,7 +13,7 @@ namespace {
 
 // Tests run in the source folder; MUOND_GOLDEN_DIR is for those who run them elsewhere.
 std::string GoldenFile(const std::string& name) {
-  const char* folder = std::getenv("MUOND_GOLDEN_DIR");  // NOLINT(concurrency-mt-unsafe)
+  const char* folder = std::getenv("MUOND_GOLDEN_DIR");
   return (folder != nullptr ? std::string(folder) : "tests/golden") + "/" + name;
 }
 

@@ -153,6 +153,23 @@ TEST_F(PairTest, RefusesPlacesThatAreNotInTheWindow) {
   EXPECT_TRUE(absl::IsFailedPrecondition(receive(0, {{0, 8}}, 0)));
 }
 
+TEST_F(PairTest, AHandleServesItsOwnTrainerAndNoForgedOneServes) {
+  ASSERT_TRUE(Connect().ok());
+  const std::string handle = pair_->handle();
+  ASSERT_GE(handle.size(), 16u);
+  EXPECT_TRUE(table_.Find(handle, kOwner).ok());
+  for (const ArenaOwner& other : {ArenaOwner{"r", 2}, ArenaOwner{"s", 3}, ArenaOwner{"", 0}}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(table_.Find(handle, other).status()));
+    table_.CloseHandle(handle, other, absl::CancelledError("never"));
+  }
+  std::string changed = handle;
+  changed.back() ^= 1;
+  for (const std::string& forged : {changed, handle + "0", handle.substr(1), std::string()}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(table_.Find(forged, kOwner).status()));
+  }
+  EXPECT_TRUE(table_.Find(handle, kOwner).ok()) << "nobody else has closed it";
+}
+
 TEST_F(PairTest, AFillThatComesEarlyWaitsForItsTurn) {
   ASSERT_TRUE(Connect().ok());
   std::memcpy(memory_, "firstsecond", 11);

@@ -97,7 +97,7 @@ TEST_P(Checkpoints, TheEndOfADaemonWithGraceIsSaved) {
     digest = run.TensorDigest();
     std::vector<std::thread> stopping;
     for (int daemon = 0; daemon < GetParam(); ++daemon) {
-      stopping.emplace_back([&, daemon] { cluster.service(daemon).Stop(absl::Seconds(5)); });
+      stopping.emplace_back([&, daemon] { cluster.service(daemon).Stop(absl::Seconds(30)); });
     }
     for (std::thread& thread : stopping) thread.join();
   }

@@ -28,8 +28,8 @@ ServiceOptions Impatient() {
 
 TestRunOptions Short() {
   return {.cut = {Cut::kFlat},
-          .call_timeout = absl::Seconds(2),
-          .step_timeout = absl::Seconds(3),
+          .call_timeout = absl::Seconds(4),
+          .step_timeout = absl::Seconds(6),
           .recovery_timeout = absl::ZeroDuration()};
 }
 
@@ -44,7 +44,7 @@ TEST(DaemonDeath, ParameterServer32_CallersAreToldWithinTheDeadlineAndNothingIsA
     EXPECT_TRUE(absl::IsUnavailable(outcome.status())) << outcome.status();
     EXPECT_THAT(outcome.status().ToString(), HasSubstr(cluster.endpoint(2).substr(7)));
   }
-  EXPECT_LT(absl::Now() - start, absl::Seconds(15));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
   EXPECT_EQ(Must(survivor.Status("run")).runs(0).steps_applied(), 1);
 }
 
@@ -59,7 +59,7 @@ TEST(DaemonDeath, AMissingVoteIsNamedAtTheDeadline) {
   RawTrainer trainer(cluster.service(owner), "run");
   Must(trainer.Begin(0));
   Must(trainer.Push(0, ChunksOf("a", 0, Bytes(Noise(16 * 8, 1)), 1 << 20)));
-  const auto outcome = trainer.Finish(0, {}, 500);
+  const auto outcome = trainer.Finish(0, {}, 1500);
   EXPECT_TRUE(absl::IsDeadlineExceeded(outcome.status())) << outcome.status();
   EXPECT_THAT(outcome.status().ToString(), HasSubstr("votes of daemons ["));
   // The other one hears the same, and all is well: what had come in was kept.

@@ -52,7 +52,7 @@ TEST(PublicFaults, Torchft183_AShardThatFailsBeforeTheCommitIsAppliedNowhere) {
                       .fault_points = "fail_reduce:1:1"});
   // Each daemon owns one matrix: the second reduction of either fails, that is, in the second step.
   TestRun run(cluster.channel(0), SpecOf({Matrix("a", 8, 8), Matrix("b", 8, 8)}),
-              {.call_timeout = absl::Seconds(3), .step_timeout = absl::Seconds(3)});
+              {.call_timeout = absl::Seconds(6), .step_timeout = absl::Seconds(6)});
   ASSERT_TRUE(run.Step(NoiseFor(run.spec(), 1)).applied);
   for (const auto& outcome : run.TryStep({.gradients = {{NoiseFor(run.spec(), 2)}}})) {
     EXPECT_FALSE(outcome.ok());

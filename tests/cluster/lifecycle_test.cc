@@ -312,9 +312,8 @@ TEST(Lifecycle, StopDuringACommitTellsTheOutcome) {
     Must(trainer.Push(0, {ChunkOf(name, 0, 0, Bytes(values))}));
   }
   std::thread waiting([&] { outcome = trainer.Finish(0); });
-  // All slices are in and nobody is missing: the commit has its second of delay.
-  EXPECT_TRUE(Eventually(
-      [&] { return run.Status().waiting_ranks_size() == 0 && run.Status().step_in_flight(); }));
+  // All slices are in and nobody is missing: the commit has begun, with its second of delay.
+  EXPECT_TRUE(Eventually([&] { return service->FaultsFired("delay_commit") == 1; }));
   service->Stop(absl::Seconds(10));
   waiting.join();
   ASSERT_TRUE(outcome.ok()) << outcome.status();

@@ -356,11 +356,12 @@ TEST_F(NcclPaths, ATrainerThatIsGoneGivesTheDaemonsMemoryBack) {
     Trainer trainer(OptionsFor(daemon, "nccl"));
     EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"nccl\"}"), 1);
   }
-  const auto holds = [] {
+  const auto holds = [&] {
     const auto count = nccl::fake::Count();
-    return count.device_bytes > 0 || count.open_communicators > 0 || count.open_streams > 0;
+    return count.device_bytes > 0 || count.open_communicators > 0 || count.open_streams > 0 ||
+           daemon.Metric("muond_transport_connections{transport=\"nccl\"}") > 0;
   };
-  for (int i = 0; i < 1000 && holds(); ++i) {
+  for (int i = 0; i < 3000 && holds(); ++i) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"nccl\"}"), 0);

@@ -263,6 +263,14 @@ INSTANTIATE_TEST_SUITE_P(Paths, TransportTest, testing::ValuesIn(kAllPaths),
 
 // ---- The choice -------------------------------------------------------------------------------
 
+// The call that lets go of it may answer before the last user has.
+bool FallsToZero(PathDaemon& daemon, const std::string& series) {
+  for (int i = 0; i < 3000 && daemon.Metric(series) > 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return daemon.Metric(series) == 0;
+}
+
 TEST(TransportChoiceTest, AutoTakesTheArenaOnOneHostAndCountsWhereItFallsBack) {
   PathDaemon daemon;
   client::SessionOptions options = daemon.OptionsFor(Path::kGrpcTcp);
@@ -271,7 +279,7 @@ TEST(TransportChoiceTest, AutoTakesTheArenaOnOneHostAndCountsWhereItFallsBack) {
   EXPECT_EQ(trainer.session().transports()[0].name, "arena");
   EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"arena\"}"), 1);
   Must(trainer.session().Close());
-  EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"arena\"}"), 0);
+  EXPECT_TRUE(FallsToZero(daemon, "muond_transport_connections{transport=\"arena\"}"));
 }
 
 TEST(TransportChoiceTest, AnArenaThatCantBeHadIsGrpcWithTheReasonOrARefusal) {
@@ -307,7 +315,7 @@ TEST(TransportChoiceTest, ASocketThatCantBeReachedIsAFallbackToo) {
   EXPECT_EQ(daemon.Metric("muond_transport_fallbacks_total{from=\"arena\",reason=\"not_attached\","
                           "to=\"grpc\"}"),
             1);
-  EXPECT_EQ(daemon.Metric("muond_memory_bytes{kind=\"arena\",location=\"host\"}"), 0);
+  EXPECT_TRUE(FallsToZero(daemon, "muond_memory_bytes{kind=\"arena\",location=\"host\"}"));
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class Late:
     def __init__(self, test, digest, **options):
         self.test, self.digest = test, digest
         self.cluster = DaemonCluster(test, 3, proxies=True, **options)
-        self.ranks = self.cluster.start_ranks(call_timeout=4, step_timeout=4, **self.TRAINING)
+        self.ranks = self.cluster.start_ranks(call_timeout=8, step_timeout=8, **self.TRAINING)
         for trainer in self.ranks:
             trainer.hold("failed")
 

@@ -219,7 +219,7 @@ class GrpcServicesTest(ProcessTest):
                 self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
 
     def test_reflection_lists_the_services(self):
-        daemon = self.start_daemon()
+        daemon = self.start_daemon("--reflection")
         with grpc.insecure_channel(daemon.tcp) as channel:
             stub = reflection_grpc.ServerReflectionStub(channel)
             asked = [reflection.ServerReflectionRequest(list_services=""),

@@ -220,6 +220,17 @@ class HostileTest(ProcessTest):
         self.assertEqual(self.victim.digest().tensor_digest, digest)
         self.serves()
 
+    def test_nobody_is_told_the_protocol(self):
+        """Reflection is off unless a setting turns it on, on unix sockets too, and in the version
+        of its protocol that gRPC does not have yet."""
+        for address in (self.daemon.tcp, self.daemon.unix):
+            with grpc.insecure_channel(address) as channel:
+                for version in ("v1alpha", "v1"):
+                    method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+                    self.refused(grpc.StatusCode.UNIMPLEMENTED, lambda: list(
+                        channel.stream_stream(method)(iter([b"\x3a\x00"]), timeout=30)))
+        self.serves()
+
     # -- Files
 
     def test_the_socket_is_its_owners(self):

@@ -20,7 +20,7 @@ from foreign_trainer import Trainer, parameter
 from muond_process import ProcessTest, clean_environment, wait_until
 from muond_stubs import optimizer, optimizer_grpc, types
 
-GRACE_SECONDS = 3
+GRACE_SECONDS = 5
 
 
 def http_status(url):

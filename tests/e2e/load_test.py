@@ -5,7 +5,8 @@ grows, and other runs must not notice.
 
 usage: load_test.py [--long] [unittest's arguments]
 
-The long form, whose sizes are in SIZES, is recorded in docs/testing.md.
+The long form, whose sizes are in SIZES, is recorded in docs/testing.md. MUOND_PICTURES=FOLDER makes
+test_many_steps draw what it measured there.
 """
 
 import json
@@ -75,6 +76,23 @@ class SmallRun:
             seconds.append(time.monotonic() - start)
             self.next += 1
         return seconds
+
+
+def draw_steps(count, memory, files, slowest):
+    """A daemon's memory, its descriptors, and the time that 99 % of each tenth's steps took."""
+    from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots(3, sharex=True)
+    at = count / 100 * np.arange(1, 101)
+    for axis, x, y, label in ((axes[0], at, np.array(memory) / MIB, "resident memory, MiB"),
+                              (axes[1], at, files, "descriptors"),
+                              (axes[2], at[9::10], slowest, "99 % of steps within, ms")):
+        axis.plot(x, y, drawstyle="steps-pre", color="tab:blue")
+        axis.set_ylim(0, 1.3 * max(y))
+        axis.set_ylabel(label, fontsize=8)
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel("steps")
+    figure.savefig(pathlib.Path(os.environ["MUOND_PICTURES"], "load-steps.svg"))
 
 
 class LoadTest(ProcessTest):
@@ -204,15 +222,17 @@ class LoadTest(ProcessTest):
         count = size("steps")
         small = SmallRun(self.serve().unix)
         small.steps(count // 10)  # buffers and threads that come with the first steps
-        part, samples, slowest = count // 10, [], []
-        for _ in range(10):
-            seconds = small.steps(part)
-            slowest.append(1e3 * np.percentile(seconds, 99))
+        samples, seconds = [], []
+        for _ in range(100):
+            seconds += small.steps(count // 100)
             samples.append((resident_bytes(self.pid), descriptors(self.pid)))
         memory, files = zip(*samples)
+        slowest = [1e3 * np.percentile(tenth, 99) for tenth in np.split(np.array(seconds), 10)]
         self.report(f"{count} steps: memory {memory[0] / MIB:.2f} to {memory[-1] / MIB:.2f} MiB, "
                     f"descriptors {files[0]} to {files[-1]}, 99 % of each tenth's steps within "
                     f"{' '.join(f'{ms:.1f}' for ms in slowest)} ms")
+        if "MUOND_PICTURES" in os.environ:
+            draw_steps(count, memory, files, slowest)
         self.assertLess(max(memory), memory[0] + SLACK_BYTES // 4)
         self.assertLessEqual(max(files), files[0] + 2)
 
