@@ -15,6 +15,8 @@ namespace {
 
 // sockaddr_un holds 108 bytes, one of them the terminator.
 constexpr std::size_t kUnixPathMax = 107;
+// Between looks at whether the calls of this thread are over, while a channel connects.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 absl::Status BadEndpoint(const std::string& endpoint, const char* cause) {
   return absl::InvalidArgumentError(absl::StrFormat(
@@ -93,9 +95,11 @@ void Connection::Pause(absl::Duration duration) {
   const absl::Time end = absl::Now() + duration;
   for (grpc::Channel* channel : {control_channel_.get(), bulk_.get()}) {
     if (control_channel_ == nullptr) break;  // inside the process: nothing to connect
-    // Waiting is what makes gRPC work on it.
-    if (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_READY) {
-      channel->WaitForConnected(absl::ToChronoTime(end));
+    // Waiting is what makes gRPC work on it; nothing ends it early.
+    const CallScope* const scope = CallScope::Current();
+    while (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_READY &&
+           absl::Now() < end && (scope == nullptr || !scope->over())) {
+      channel->WaitForConnected(absl::ToChronoTime(std::min(end, absl::Now() + kLook)));
     }
   }
   CallScope::Sleep(end - absl::Now());

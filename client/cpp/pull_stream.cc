@@ -4,14 +4,16 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/arena_pull.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/pull_assembly.h"
+#include "client/cpp/read_ahead.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/impl/rpc_method.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/sync_stream.h"
 #include "proto/check.h"
 #include "proto/chunk_message.h"
+#include "proto/long_turns.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -42,7 +44,7 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(deadline));
   const CallScope::Call scoped(context);
-  const CancelScope scope(job.canceller, job.epoch, &context);
+  const LongTurns turns;
   if (job.arena != nullptr) return ReceiveThroughArena(job, request, assembly, context);
 
   const grpc::internal::RpcMethod rpc("/muond.v1.Optimizer/Pull",
@@ -51,10 +53,13 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
       grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(job.channel.get(), rpc,
                                                                     &context, request));
   absl::Status taken;
-  for (grpc::ByteBuffer message; taken.ok() && reader->Read(&message);) {
-    taken = Take(assembly, message);
+  {
+    ReadAhead ahead(*reader);
+    for (grpc::ByteBuffer message; taken.ok() && ahead.Next(&message);) {
+      taken = Take(assembly, message);
+    }
+    if (!taken.ok()) context.TryCancel();
   }
-  if (!taken.ok()) context.TryCancel();
   const grpc::Status status = reader->Finish();
   if (!taken.ok()) return {taken, std::nullopt};
   if (!status.ok()) return {FromGrpc(status), PositionFrom(context)};

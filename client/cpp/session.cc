@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/cpp/arena.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
 #include "client/cpp/push_queue.h"
@@ -56,9 +56,12 @@ bool SameDaemons(const v1::RegisterReply& a, const v1::RegisterReply& b) {
 }  // namespace
 
 Session::Session()
-    : canceller_(std::make_unique<Canceller>()),
+    : calls_(std::make_unique<CallScope>(nullptr)),
       queue_(std::make_unique<PushQueue>(
-          [this](std::span<const SliceSource> gradients) { return PushOnce(gradients); })) {}
+          [this](std::span<const SliceSource> gradients) {
+            const Operation operation(*calls_);
+            return PushOnce(gradients);
+          })) {}
 
 Session::~Session() = default;
 
@@ -101,6 +104,7 @@ CallResult Session::RegisterWith(int daemon, v1::RegisterReply* reply) {
 }
 
 absl::Status Session::Rejoin() {
+  const Operation operation(*calls_);
   DrainQueue();  // what it pushed belongs to the step that is given up
   v1::RegisterReply first;
   MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), &first).status);
@@ -193,6 +197,7 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
 }
 
 absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
+  const Operation operation(*calls_);
   v1::RaiseGenerationRequest request;
   *request.mutable_id() = Id();
   request.set_reinitialize(reinitialize);
@@ -216,6 +221,7 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
 }
 
 absl::Status Session::AwaitRestore(absl::Duration timeout) {
+  const Operation operation(*calls_);
   const absl::Time deadline = absl::Now() + timeout;
   absl::BitGen random;
   for (int attempt = 1;; ++attempt) {
@@ -230,7 +236,7 @@ absl::Status Session::AwaitRestore(absl::Duration timeout) {
           "run \"%s\": restore: %s", spec_.name,
           joined.ok() ? "its state was not restored in time" : joined.message()));
     }
-    absl::SleepFor(std::min(BackoffDelay(attempt, random), deadline - absl::Now()));
+    CallScope::Sleep(std::min(BackoffDelay(attempt, random), deadline - absl::Now()));
   }
 }
 
@@ -238,6 +244,7 @@ absl::Status Session::RaiseGeneration(const std::string& reason) { return Raise(
 
 absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
                                            const std::string& reason) {
+  const Operation operation(*calls_);
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   MUOND_RETURN_IF_ERROR(Rejoin());
   // Another rank may have raised it for all: then only the values are missing.
@@ -247,6 +254,7 @@ absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
 }
 
 absl::StatusOr<bool> Session::Close() {
+  const Operation operation(*calls_);
   DrainQueue();
   v1::CloseRequest request;
   *request.mutable_id() = Id();
@@ -293,9 +301,7 @@ RetryPlan Session::Plan(int daemon, const std::string& action, absl::Duration ti
           .pause =
               [connection = &(*daemons_)[daemon]](absl::Duration delay) {
                 connection->Pause(delay);
-              },
-          .canceller = canceller_.get(),
-          .epoch = canceller_->epoch()};
+              }};
 }
 
 }  // namespace muond::client

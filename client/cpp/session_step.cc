@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/cpp/arena.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/push_queue.h"
 #include "client/cpp/push_stream.h"
@@ -84,8 +84,8 @@ CallResult Session::PushOnce(std::span<const SliceSource> gradients) {
     return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
       auto arena = ArenaOf(daemon);
       if (!arena.ok()) return {arena.status(), std::nullopt};
-      const PushJob job{connection.bulk(), Id(),    rank_, parts, ChunkBytes(), *std::move(arena),
-                        canceller_.get(),  attempt.epoch};
+      const PushJob job{connection.bulk(), Id(),         rank_,
+                        parts,             ChunkBytes(), *std::move(arena)};
       return SendPush(job, step_, attempt.deadline, &reply);
     });
   });
@@ -138,7 +138,10 @@ absl::StatusOr<StepOutcome> Session::Consume(const std::vector<v1::FinishReply>&
   return outcome;
 }
 
-absl::Status Session::Begin(const StepBegin& begin) { return BeginOnce(begin).status; }
+absl::Status Session::Begin(const StepBegin& begin) {
+  const Operation operation(*calls_);
+  return BeginOnce(begin).status;
+}
 
 absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
     std::span<const SliceSource> gradients) {
@@ -149,17 +152,20 @@ absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
 }
 
 absl::Status Session::Push(std::span<const SliceSource> gradients) {
+  const Operation operation(*calls_);
   DrainQueue();
   return PushOnce(gradients).status;
 }
 
 absl::StatusOr<StepOutcome> Session::Finish(const std::vector<std::string>& absent) {
+  const Operation operation(*calls_);
   std::vector<v1::FinishReply> replies;
   MUOND_RETURN_IF_ERROR(FinishOnce(absent, &replies).status);
   return Consume(replies);
 }
 
 absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
+  const Operation operation(*calls_);
   DrainQueue();
   v1::SkipRequest request;
   *request.mutable_id() = Id();
@@ -209,6 +215,7 @@ absl::StatusOr<std::optional<StepOutcome>> Session::TryStep(
 
 absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const SliceSource> gradients,
                                           const std::vector<std::string>& absent) {
+  const Operation operation(*calls_);
   if (begin.step == 0) begin.step = next_step_;
   if (begin.loss_scale == 0) begin.loss_scale = loss_scale_;
   // Before Begin, so that a caller's mistake does not leave a step half announced.
@@ -226,7 +233,7 @@ absl::StatusOr<StepOutcome> Session::Step(StepBegin begin, std::span<const Slice
   for (int restarts = 1; restarts <= kRestartsMax || raising(); ++restarts) {
     MUOND_ASSIGN_OR_RETURN(std::optional<StepOutcome> outcome, TryStep(begin, gradients, absent));
     if (outcome.has_value()) return *std::move(outcome);
-    absl::SleepFor(BackoffDelay(restarts, random));
+    CallScope::Sleep(BackoffDelay(restarts, random));
   }
   return absl::AbortedError(absl::StrFormat("run \"%s\": step %d: given up after %d restarts",
                                             spec_.name, begin.step, kRestartsMax));

@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/cpp/arena.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
 #include "client/cpp/pull_stream.h"
@@ -83,7 +83,7 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> Session::ArenaOf(int daemon) {
 CallResult Session::DrainQueue() { return queue_->Drain(); }
 
 void Session::Cancel() {
-  canceller_->Cancel();
+  calls_->CancelInner();
   queue_->CancelQueued();
 }
 
@@ -98,6 +98,7 @@ std::vector<SlicePart> Session::PartsFor(int daemon, std::span<const SliceSource
 }
 
 absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
+  const Operation operation(*calls_);
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   DrainQueue();
   std::vector<v1::InitializeReply> replies(daemons_->count());
@@ -108,8 +109,8 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
     return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
       auto arena = ArenaOf(daemon);
       if (!arena.ok()) return {arena.status(), std::nullopt};
-      const PushJob job{connection.bulk(), Id(),    rank_, parts, ChunkBytes(), *std::move(arena),
-                        canceller_.get(),  attempt.epoch};
+      const PushJob job{connection.bulk(), Id(),         rank_,
+                        parts,             ChunkBytes(), *std::move(arena)};
       return SendInitialize(job, attempt.deadline, &replies[daemon]);
     });
   };
@@ -122,7 +123,7 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
                            result.position->generation() != generation_;
     if (!elsewhere || absl::Now() - start > options_.call_timeout) break;
     absl::BitGen random;
-    absl::SleepFor(BackoffDelay(tries, random));
+    CallScope::Sleep(BackoffDelay(tries, random));
     MUOND_RETURN_IF_ERROR(Rejoin());
     MUOND_RETURN_IF_ERROR(mixed_);
   }
@@ -132,6 +133,7 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
 }
 
 absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master) {
+  const Operation operation(*calls_);
   MUOND_RETURN_IF_ERROR(table_->Check(sinks, master));
   DrainQueue();
   const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {
@@ -147,10 +149,8 @@ absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sink
     return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
       auto arena = ArenaOf(daemon);
       if (!arena.ok()) return {arena.status(), std::nullopt};
-      const PullJob job{connection.bulk(), Id(),         rank_,
-                        version,           parts,        master,
-                        ChunkBytes(),      *std::move(arena), canceller_.get(),
-                        attempt.epoch};
+      const PullJob job{connection.bulk(), Id(),   rank_,        version,
+                        parts,             master, ChunkBytes(), *std::move(arena)};
       return ReceivePull(job, attempt.deadline);
     });
   });
