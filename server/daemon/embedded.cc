@@ -235,6 +235,7 @@ void Service::Stop(absl::Duration grace) {
   if (impl_->checkpointer != nullptr && grace > absl::ZeroDuration()) {
     impl_->checkpointer->SaveAll(grace / 2);
   }
+  if (impl_->unix_listener != nullptr) impl_->unix_listener->Stop();
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   impl_->server->Wait();
   if (impl_->health_server != nullptr) impl_->health_server->Shutdown();
@@ -244,7 +245,7 @@ void Service::Stop(absl::Duration grace) {
   impl_->peer_executor.reset();
   StopAll(impl_->executors);
   impl_->runs.reset();
-  for (const std::string& path : impl_->socket_paths) unlink(path.c_str());
+  impl_->unix_listener.reset();
 }
 
 }  // namespace muond
