@@ -9,11 +9,11 @@
 
 #include "client/cpp/arena.h"
 #include "client/cpp/call_scope.h"
-#include "client/cpp/cancel.h"
 #include "grpcpp/client_context.h"
 #include "proto/convert.h"
 #include "proto/crc32c.h"
 #include "proto/grpc_deadline.h"
+#include "proto/long_turns.h"
 #include "proto/status.h"
 #include "proto/steady_time.h"
 
@@ -210,10 +210,10 @@ CallResult Send(const PushJob& job, const Message& head, absl::Time deadline, Pr
   grpc::ClientContext context;
   context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
-  const CancelScope scope(job.canceller, job.epoch, &context);
   Stream<Message> stream;
   prepare(*stub->async(), &context, &stream);
   stream.Begin();
+  const LongTurns turns;
   Filler<Message> filler(job, head, deadline, stream);
   const bool sent = std::all_of(job.parts.begin(), job.parts.end(),
                                 [&](const SlicePart& part) { return filler.Put(part); });

@@ -4,8 +4,9 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/arena_pull.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/pull_assembly.h"
+#include "client/cpp/read_ahead.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/impl/rpc_method.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -13,6 +14,7 @@
 #include "proto/check.h"
 #include "proto/chunk_message.h"
 #include "proto/grpc_deadline.h"
+#include "proto/long_turns.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -43,7 +45,7 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
   grpc::ClientContext context;
   context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
-  const CancelScope scope(job.canceller, job.epoch, &context);
+  const LongTurns turns;
   if (job.arena != nullptr) return ReceiveThroughArena(job, request, assembly, context);
 
   const grpc::internal::RpcMethod rpc("/muond.v1.Optimizer/Pull",
@@ -52,10 +54,13 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
       grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(job.channel.get(), rpc,
                                                                     &context, request));
   absl::Status taken;
-  for (grpc::ByteBuffer message; taken.ok() && reader->Read(&message);) {
-    taken = Take(assembly, message);
+  {
+    ReadAhead ahead(*reader);
+    for (grpc::ByteBuffer message; taken.ok() && ahead.Next(&message);) {
+      taken = Take(assembly, message);
+    }
+    if (!taken.ok()) context.TryCancel();
   }
-  if (!taken.ok()) context.TryCancel();
   const grpc::Status status = reader->Finish();
   if (!taken.ok()) return {taken, std::nullopt};
   if (!status.ok()) return {FromGrpc(status), PositionFrom(context)};

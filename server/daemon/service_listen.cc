@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "proto/bulk_arguments.h"
 #include "proto/check.h"
 #include "server/daemon/secure_listen.h"
 #include "server/daemon/service_impl.h"
@@ -160,19 +161,24 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   grpc::ServerBuilder builder;
   // One port variable per address: a unix address sets its port to 1.
   std::vector<int> ports(options.listen.size(), 0);
+  std::vector<std::string> paths;
   for (std::size_t i = 0; i < options.listen.size(); ++i) {
     const std::string& address = options.listen[i];
     if (absl::StartsWith(address, kUnixPrefix)) {
       const std::string path = UnixPath(address);
       MUOND_RETURN_IF_ERROR(PrepareSocket(path));
-      socket_paths.push_back(path);
-      builder.AddListeningPort(kUnixPrefix + path, grpc::InsecureServerCredentials(), &ports[i]);
+      paths.push_back(path);
+      ports[i] = 1;  // what gRPC says of a unix socket
     } else {
       builder.AddListeningPort(address, tcp_credentials, &ports[i]);
     }
   }
+  MUOND_ASSIGN_OR_RETURN(const PeerGate gate, PeerGate::Make(options.socket_users));
+  if (!paths.empty()) {
+    MUOND_ASSIGN_OR_RETURN(unix_listener, UnixListener::Bind(paths, gate, builder));
+  }
   if (!arena_path.empty()) {
-    MUOND_ASSIGN_OR_RETURN(arena_socket, ArenaSocket::Listen(arena_path, arenas.get()));
+    MUOND_ASSIGN_OR_RETURN(arena_socket, ArenaSocket::Listen(arena_path, arenas.get(), gate));
   }
   builder.RegisterService(service.get());
   builder.RegisterService(admin_service.get());
@@ -189,6 +195,8 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  ForEachBulkArgument(
+      [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(std::make_unique<MetricsInterceptorFactory>(metrics.get()));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
@@ -202,6 +210,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     addresses.push_back(BoundAddress(address, ports[i]));
   }
   if (server == nullptr) return absl::UnavailableError("start the gRPC server: it did not start");
+  if (unix_listener != nullptr) unix_listener->Start();
   return absl::OkStatus();
 }
 
