@@ -7,7 +7,6 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
-#include "proto/bulk_arguments.h"
 
 namespace muond {
 namespace {
@@ -40,7 +39,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target,
   // What gRPC calls the minimum is the time that an attempt to connect gets.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
-  ForEachBulkArgument([&](const char* name, int value) { arguments.SetInt(name, value); });
   // A daemon is named by an address of its own; a proxy for web pages has no part in it.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(Clamp(message_bytes_max));

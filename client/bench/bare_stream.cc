@@ -22,7 +22,6 @@
 #include "grpcpp/server_builder.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/sync_stream.h"
-#include "proto/bulk_arguments.h"
 #include "proto/channel.h"
 #include "proto/check.h"
 #include "proto/status.h"
@@ -161,9 +160,6 @@ absl::StatusOr<std::unique_ptr<BareStreamServer>> BareStreamServer::Start(
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(-1);
-  // The same as the daemon's: what is compared is the work on the bytes.
-  ForEachBulkArgument(
-      [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.RegisterCallbackGenericService(bare->service_.get());
   bare->server_ = builder.BuildAndStart();
   if (bare->server_ == nullptr || port == 0) {

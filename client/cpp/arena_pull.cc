@@ -11,9 +11,6 @@
 namespace muond::client {
 namespace {
 
-// Elements are copied and summed, on both sides, while they are in the processor's cache.
-constexpr std::int64_t kRegionBytes = std::int64_t{256} << 10;
-
 // Copies everything that a window holds to the sinks.
 absl::Status TakeWindow(const ArenaLink& arena, const v1::PullReply& reply,
                         PullAssembly& assembly) {
@@ -49,7 +46,7 @@ CallResult ReceiveThroughArena(const PullJob& job, const v1::PullRequest& reques
   v1::PullArenaRequest message;
   *message.mutable_pull() = request;
   message.mutable_pull()->set_chunk_bytes(
-      std::min({request.chunk_bytes(), job.arena->window_bytes(), kRegionBytes}));
+      std::min(request.chunk_bytes(), job.arena->window_bytes()));
   message.set_arena(job.arena->handle());
   stream->Write(message);
   absl::Status taken;

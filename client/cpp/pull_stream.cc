@@ -6,7 +6,6 @@
 #include "client/cpp/arena_pull.h"
 #include "client/cpp/call_scope.h"
 #include "client/cpp/pull_assembly.h"
-#include "client/cpp/read_ahead.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/impl/rpc_method.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -54,13 +53,10 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
       grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(job.channel.get(), rpc,
                                                                     &context, request));
   absl::Status taken;
-  {
-    ReadAhead ahead(*reader);
-    for (grpc::ByteBuffer message; taken.ok() && ahead.Next(&message);) {
-      taken = Take(assembly, message);
-    }
-    if (!taken.ok()) context.TryCancel();
+  for (grpc::ByteBuffer message; taken.ok() && reader->Read(&message);) {
+    taken = Take(assembly, message);
   }
+  if (!taken.ok()) context.TryCancel();
   const grpc::Status status = reader->Finish();
   if (!taken.ok()) return {taken, std::nullopt};
   if (!status.ok()) return {FromGrpc(status), PositionFrom(context)};

@@ -13,7 +13,6 @@
 #include "absl/strings/str_format.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
-#include "proto/bulk_arguments.h"
 #include "proto/check.h"
 #include "server/daemon/secure_listen.h"
 #include "server/daemon/service_impl.h"
@@ -195,8 +194,6 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  ForEachBulkArgument(
-      [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(std::make_unique<MetricsInterceptorFactory>(metrics.get()));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
