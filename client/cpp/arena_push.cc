@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;  // of a region
 // Elements are copied and summed while they are in the processor's cache.
-constexpr std::int64_t kRegionBytes = std::int64_t{256} << 10;
+constexpr std::int64_t kRegionBytes = std::int64_t{128} << 10;
 // Of one fill: bounds its message, whatever the slices.
 constexpr int kRegionsMax = 4096;
 // Between looks at whether the stream still lives, while the daemon drains.

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/security/server_credentials.h"
 #include "proto/check.h"
+#include "proto/grpc_deadline.h"
 #include "proto/steady_time.h"
 #include "spdlog/spdlog.h"
 
@@ -111,7 +111,7 @@ void UnixListener::Stop() {
 UnixListener::~UnixListener() {
   Stop();
   if (refusing_ != nullptr) {
-    refusing_->Shutdown(std::chrono::system_clock::now());
+    refusing_->Shutdown(GrpcDeadlineIn(absl::ZeroDuration()));
     refusing_->Wait();
   }
   for (const Socket& socket : sockets_) unlink(socket.path.c_str());
