@@ -178,15 +178,14 @@ class Benchmark {
     for (std::int64_t i = 1; i < options_.warmup; ++i) {
       MUOND_RETURN_IF_ERROR(Step(kLearningRate).status());
     }
-    std::optional<ControlProbe> probe;
-    if (options_.probe_control) probe.emplace(MakeAdmin());
+    if (options_.probe_control) probe_.emplace(MakeAdmin());
     for (std::int64_t i = 0; i < options_.steps; ++i) {
       if (options_.before_step != nullptr) MUOND_RETURN_IF_ERROR(options_.before_step());
       MUOND_ASSIGN_OR_RETURN(const StepTimes times, Step(kLearningRate));
       result_.times.push_back(times);
       if (options_.after_step != nullptr) options_.after_step(times);
     }
-    if (probe) result_.control = probe->Stop();
+    if (probe_) result_.control = probe_->Stop();
     MUOND_RETURN_IF_ERROR(EndMemory());
     MUOND_RETURN_IF_ERROR(CompareStep());
     if (gpu_ != nullptr) MUOND_RETURN_IF_ERROR(gpu_->Download());
@@ -221,10 +220,15 @@ class Benchmark {
 
     StepTimes times{.step = begin.step};
     MUOND_RETURN_IF_ERROR(CheckStop());
-    if (gpu_ != nullptr) return GpuStep(begin, times);
+    if (gpu_ != nullptr) {
+      SetFlowing(true);  // of a step in one call nobody knows when its bytes have arrived
+      return GpuStep(begin, times);
+    }
     Clock::time_point start = Clock::now();
+    SetFlowing(true);
     MUOND_RETURN_IF_ERROR(session_->Begin(begin));
     MUOND_RETURN_IF_ERROR(session_->Push(gradient_sources_));
+    SetFlowing(false);
     times.push = SecondsSince(start);
     MUOND_RETURN_IF_ERROR(CheckStop());
     start = Clock::now();
@@ -233,9 +237,15 @@ class Benchmark {
     MUOND_RETURN_IF_ERROR(CheckOutcome(outcome));
     MUOND_RETURN_IF_ERROR(CheckStop());
     start = Clock::now();
+    SetFlowing(true);
     MUOND_RETURN_IF_ERROR(session_->Pull(outcome.version, sinks_));
+    SetFlowing(false);
     times.pull = SecondsSince(start);
     return times;
+  }
+
+  void SetFlowing(bool flowing) {
+    if (probe_) probe_->SetFlowing(flowing);
   }
 
   absl::StatusOr<StepTimes> GpuStep(const StepBegin& begin, StepTimes times) {
@@ -287,6 +297,7 @@ class Benchmark {
   RankSlices slices_;
   std::unique_ptr<client::Session> session_;
   std::optional<SampleCheck> check_;
+  std::optional<ControlProbe> probe_;
   std::unique_ptr<GpuValues> gpu_;  // null: the host's
   std::set<std::string> sampled_;   // whose gradients change from step to step
   std::int64_t daemon_pid_ = -1;

@@ -24,11 +24,13 @@ std::vector<double> ControlProbe::Stop() {
 
 void ControlProbe::Ask() {
   while (!stop_) {
+    const bool counts = flowing_;
     const Clock::time_point start = Clock::now();
     // Of a run that is not there: the smallest answer.
     const auto answer = admin_.Status("none");
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (answer.ok() || absl::IsNotFound(answer.status())) seconds_.push_back(seconds);
+    const bool answered = answer.ok() || absl::IsNotFound(answer.status());
+    if (counts && answered) seconds_.push_back(seconds);
     std::this_thread::sleep_for(kPause);
   }
 }

@@ -9,11 +9,11 @@
 
 #include "client/cpp/arena.h"
 #include "client/cpp/call_scope.h"
-#include "client/cpp/cancel.h"
 #include "grpcpp/client_context.h"
 #include "proto/convert.h"
 #include "proto/crc32c.h"
 #include "proto/grpc_deadline.h"
+#include "proto/long_turns.h"
 #include "proto/status.h"
 #include "proto/steady_time.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;  // of a region
 // Elements are copied and summed while they are in the processor's cache.
-constexpr std::int64_t kRegionBytes = std::int64_t{256} << 10;
+constexpr std::int64_t kRegionBytes = std::int64_t{128} << 10;
 // Of one fill: bounds its message, whatever the slices.
 constexpr int kRegionsMax = 4096;
 // Between looks at whether the stream still lives, while the daemon drains.
@@ -108,7 +108,8 @@ class Filler {
   bool Put(const SlicePart& part) {
     const SliceSource& source = *part.source;
     const auto size = static_cast<std::int64_t>(DtypeBytes(source.dtype));
-    const std::int64_t most = std::min(kRegionBytes, job_.chunk_bytes) / size;
+    const std::int64_t most =
+        std::min({kRegionBytes, job_.chunk_bytes, arena_.window_bytes()}) / size;
     for (const ElementRange& range : part.ranges) {
       const std::int64_t end = range.first + range.count;
       for (std::int64_t at = range.first; at < end;) {
@@ -210,10 +211,10 @@ CallResult Send(const PushJob& job, const Message& head, absl::Time deadline, Pr
   grpc::ClientContext context;
   context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
-  const CancelScope scope(job.canceller, job.epoch, &context);
   Stream<Message> stream;
   prepare(*stub->async(), &context, &stream);
   stream.Begin();
+  const LongTurns turns;
   Filler<Message> filler(job, head, deadline, stream);
   const bool sent = std::all_of(job.parts.begin(), job.parts.end(),
                                 [&](const SlicePart& part) { return filler.Put(part); });

@@ -9,6 +9,20 @@ thread_local CallScope* current = nullptr;
 
 }  // namespace
 
+CallScope::CallScope(CallScope* outer)
+    : outer_(outer), tree_(outer == nullptr ? std::make_shared<Tree>() : outer->tree_) {
+  if (outer_ == nullptr) return;
+  std::lock_guard lock(tree_->mutex);
+  outer_->inner_.insert(this);
+  state_ = outer_->state_;
+}
+
+CallScope::~CallScope() {
+  if (outer_ == nullptr) return;
+  std::lock_guard lock(tree_->mutex);
+  outer_->inner_.erase(this);
+}
+
 CallScope* CallScope::Current() { return current; }
 
 CallScope::Guard::Guard(CallScope* scope) : outer_(current) { current = scope; }
@@ -16,35 +30,51 @@ CallScope::Guard::~Guard() { current = outer_; }
 
 CallScope::Call::Call(grpc::ClientContext& context) : scope_(current), context_(context) {
   if (scope_ == nullptr) return;
-  std::lock_guard lock(scope_->mutex_);
+  std::lock_guard lock(scope_->tree_->mutex);
   scope_->calls_.insert(&context_);
   // A context that is cancelled before its call begins ends it when it does.
-  if (scope_->given_up_) context_.TryCancel();
+  if (scope_->state_ != State::kOpen) context_.TryCancel();
 }
 
 CallScope::Call::~Call() {
   if (scope_ == nullptr) return;
-  std::lock_guard lock(scope_->mutex_);
+  std::lock_guard lock(scope_->tree_->mutex);
   scope_->calls_.erase(&context_);
 }
 
-void CallScope::GiveUp() {
-  std::lock_guard lock(mutex_);
-  given_up_ = true;
+void CallScope::End(State state) {
+  if (state_ != State::kCancelled) state_ = state;
   for (grpc::ClientContext* call : calls_) call->TryCancel();
-  changed_.notify_all();
+  for (CallScope* inner : inner_) inner->End(state);
 }
 
-bool CallScope::given_up() const {
-  std::lock_guard lock(mutex_);
-  return given_up_;
+void CallScope::GiveUp() {
+  std::lock_guard lock(tree_->mutex);
+  End(State::kGivenUp);
+  tree_->changed.notify_all();
+}
+
+void CallScope::CancelInner() {
+  std::lock_guard lock(tree_->mutex);
+  for (CallScope* inner : inner_) inner->End(State::kCancelled);
+  tree_->changed.notify_all();
+}
+
+bool CallScope::over() const {
+  std::lock_guard lock(tree_->mutex);
+  return state_ != State::kOpen;
+}
+
+bool CallScope::cancelled() const {
+  std::lock_guard lock(tree_->mutex);
+  return state_ == State::kCancelled;
 }
 
 void CallScope::Sleep(absl::Duration duration) {
   if (current == nullptr) return absl::SleepFor(duration);
-  std::unique_lock lock(current->mutex_);
-  current->changed_.wait_for(lock, absl::ToChronoNanoseconds(duration),
-                             [scope = current] { return scope->given_up_; });
+  std::unique_lock lock(current->tree_->mutex);
+  current->tree_->changed.wait_for(lock, absl::ToChronoNanoseconds(duration),
+                                   [scope = current] { return scope->state_ != State::kOpen; });
 }
 
 }  // namespace muond::client

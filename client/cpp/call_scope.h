@@ -1,8 +1,11 @@
-// Calls that stand or fall together: once one daemon's answer has decided, those that still wait
-// for others are given up at once. Thread-safe.
+// Calls that stand or fall together, in scopes inside scopes: a session, in it each of its methods
+// that is under way, in that the calls to several daemons. Once one daemon's answer has decided,
+// those that still wait for others are given up at once; Session::Cancel ends whatever is under
+// way.
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <set>
 
@@ -11,8 +14,15 @@
 
 namespace muond::client {
 
+// Thread-safe. A scope outlives those inside it.
 class CallScope {
  public:
+  // Inside `outer`, and over from the beginning when that is; null: in none.
+  explicit CallScope(CallScope* outer);
+  ~CallScope();
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
   // The scope that the calls of this thread belong to; null: none, nobody gives them up.
   static CallScope* Current();
 
@@ -41,17 +51,44 @@ class CallScope {
     grpc::ClientContext& context_;
   };
 
-  // Cancels what is under way; what begins from now on ends at once, with CANCELLED.
+  // Ends what is under way in here; what begins from now on ends at once, with CANCELLED.
   void GiveUp();
-  bool given_up() const;
-  // Ends early when the current scope is given up.
+  // Gives up all scopes that are inside this one, on the caller's word; this one goes on.
+  void CancelInner();
+
+  bool over() const;       // given up, by whichever of the two
+  bool cancelled() const;  // by CancelInner
+  // Whether the scope of this thread is; false without one.
+  static bool CurrentIsOver() { return Current() != nullptr && Current()->over(); }
+  // Ends early when the current scope is over.
   static void Sleep(absl::Duration duration);
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool given_up_ = false;
+  enum class State { kOpen, kGivenUp, kCancelled };
+  // One lock for a scope and all inside it.
+  struct Tree {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+  void End(State state);  // the lock is held
+
+  CallScope* const outer_;
+  const std::shared_ptr<Tree> tree_;
+  State state_ = State::kOpen;
+  std::set<CallScope*> inner_;
   std::set<grpc::ClientContext*> calls_;
+};
+
+// A method of whoever owns `owner`: a scope of its own inside it, this thread's until the end;
+// within another such method the one that is there.
+class Operation {
+ public:
+  explicit Operation(CallScope& owner)
+      : scope_(CallScope::Current() != nullptr ? CallScope::Current() : &owner), guard_(&scope_) {}
+
+ private:
+  CallScope scope_;
+  const CallScope::Guard guard_;
 };
 
 }  // namespace muond::client

@@ -17,6 +17,8 @@ namespace {
 
 // sockaddr_un holds 108 bytes, one of them the terminator.
 constexpr std::size_t kUnixPathMax = 107;
+// Between looks at whether the calls of this thread are over, while a channel connects.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 absl::Status BadEndpoint(const std::string& endpoint, const char* cause) {
   return absl::InvalidArgumentError(absl::StrFormat(
@@ -95,9 +97,10 @@ void Connection::Pause(absl::Duration duration) {
   const absl::Time end = SteadyNow() + duration;
   for (grpc::Channel* channel : {control_channel_.get(), bulk_.get()}) {
     if (control_channel_ == nullptr) break;  // inside the process: nothing to connect
-    // Waiting is what makes gRPC work on it.
-    if (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_READY) {
-      channel->WaitForConnected(GrpcDeadline(end));
+    // Waiting is what makes gRPC work on it; nothing ends it early.
+    while (channel->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_READY &&
+           SteadyNow() < end && !CallScope::CurrentIsOver()) {
+      channel->WaitForConnected(GrpcDeadline(std::min(end, SteadyNow() + kLook)));
     }
   }
   CallScope::Sleep(end - SteadyNow());

@@ -50,7 +50,7 @@ class Connection {
   // For the streams of chunks, which are written and read as raw buffers
   // (proto/chunk_message.h).
   const std::shared_ptr<grpc::Channel>& bulk() const { return bulk_; }
-  // Sleeps, at most until the CallScope is given up, and lets a connection that broke come back
+  // Sleeps, at most until the CallScope is over, and lets a connection that broke come back
   // meanwhile: between calls nobody else in this process looks after its sockets, and gRPC itself
   // does so every five seconds only.
   void Pause(absl::Duration duration);

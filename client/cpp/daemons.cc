@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/cpp/call_scope.h"
 #include "proto/check.h"
 
 namespace muond::client {
@@ -75,7 +76,7 @@ CallResult Daemons::ForEach(const std::function<CallResult(int daemon, Connectio
   if (count() == 1) return but_home ? CallResult{} : call(0, *connections_[0]);
   std::vector<CallResult> results(count());
   std::vector<std::thread> threads;
-  CallScope scope;
+  CallScope scope(CallScope::Current());
   std::atomic<int> refused{-1};  // the first that has
   for (int daemon = 0; daemon < count(); ++daemon) {
     if (but_home && daemon == home_) continue;

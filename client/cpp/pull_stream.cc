@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/arena_pull.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/pull_assembly.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/impl/rpc_method.h"
@@ -13,6 +13,7 @@
 #include "proto/check.h"
 #include "proto/chunk_message.h"
 #include "proto/grpc_deadline.h"
+#include "proto/long_turns.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -43,7 +44,7 @@ CallResult ReceivePull(const PullJob& job, absl::Time deadline) {
   grpc::ClientContext context;
   context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
-  const CancelScope scope(job.canceller, job.epoch, &context);
+  const LongTurns turns;
   if (job.arena != nullptr) return ReceiveThroughArena(job, request, assembly, context);
 
   const grpc::internal::RpcMethod rpc("/muond.v1.Optimizer/Pull",

@@ -17,7 +17,6 @@
 namespace muond::client {
 
 class ArenaLink;
-class Canceller;
 
 // What comes from one daemon for a sink that has passed SliceTable::Check.
 struct SinkPart {
@@ -36,8 +35,6 @@ struct PullJob {
   bool master = false;
   std::int64_t chunk_bytes = 0;
   std::shared_ptr<ArenaLink> arena;  // null: payloads come in the messages
-  Canceller* canceller = nullptr;    // may be null
-  std::int64_t epoch = 0;            // of it, when the call began
 };
 
 // One attempt. DATA_LOSS for a wrong CRC, a hole, an overlap, a wrong element type or slices that

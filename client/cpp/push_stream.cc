@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/arena_push.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/impl/rpc_method.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -13,6 +13,7 @@
 #include "proto/chunk_message.h"
 #include "proto/convert.h"
 #include "proto/grpc_deadline.h"
+#include "proto/long_turns.h"
 #include "proto/status.h"
 
 namespace muond::client {
@@ -66,13 +67,15 @@ CallResult Send(const PushJob& job, const char* method, const Message& head, abs
   grpc::ClientContext context;
   context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
-  const CancelScope scope(job.canceller, job.epoch, &context);
   reply->Clear();
   const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::CLIENT_STREAMING);
   const std::unique_ptr<Writer> writer(
       grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(job.channel.get(), rpc,
                                                                     &context, reply));
-  WriteSlices(job, head, *writer);
+  {
+    const LongTurns turns;
+    WriteSlices(job, head, *writer);
+  }
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   if (!status.ok()) return {FromGrpc(status), PositionFrom(context)};

@@ -17,7 +17,6 @@
 namespace muond::client {
 
 class ArenaLink;
-class Canceller;
 
 // What one daemon gets of a slice that has passed SliceTable::Check. The buffer is only read.
 struct SlicePart {
@@ -33,8 +32,6 @@ struct PushJob {
   std::span<const SlicePart> parts;
   std::int64_t chunk_bytes = 0;  // largest payload of a chunk
   std::shared_ptr<ArenaLink> arena;  // null: payloads go in the messages
-  Canceller* canceller = nullptr;    // may be null
-  std::int64_t epoch = 0;            // of it, when the call began
 };
 
 // One attempt. Without a part the stream still opens and names run and rank: the reply tells

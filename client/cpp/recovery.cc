@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "proto/check.h"
 #include "proto/steady_time.h"
 
@@ -61,7 +61,6 @@ bool Interrupted(const CallResult& result, std::int64_t generation) {
 Recovery::Recovery(Session& session, std::string action)
     : session_(session),
       action_(std::move(action)),
-      epoch_(session.canceller_->epoch()),
       lineage_(session.registered_.position().lineage()) {}
 
 absl::Status Recovery::After(const CallResult& failure, std::int64_t generation) {
@@ -88,7 +87,8 @@ absl::Status Recovery::Await(absl::Status cause) {
     // Ranks and daemons that were interrupted together do not come back together.
     const absl::Duration pause = BackoffDelay(std::max(looks, attempts_), random_);
     if (SteadyNow() + pause >= deadline()) return GiveUp(cause);
-    if (!session_.canceller_->Sleep(pause, epoch_)) {
+    CallScope::Sleep(pause);
+    if (CallScope::CurrentIsOver()) {
       return GiveUp(absl::CancelledError(
           absl::StrFormat("run \"%s\": %s: cancelled", session_.spec_.name, action_)));
     }

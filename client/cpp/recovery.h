@@ -17,7 +17,7 @@ namespace muond::client {
 // Whether rejoining may help after this result of a call under `generation`.
 bool Interrupted(const CallResult& result, std::int64_t generation);
 
-// Of one action; made before its first attempt.
+// Of one action, within one Operation (call_scope.h); made before its first attempt.
 class Recovery {
  public:
   // `action` for messages: "step 41".
@@ -43,7 +43,6 @@ class Recovery {
 
   Session& session_;
   const std::string action_;
-  const std::int64_t epoch_;    // of the session's Canceller
   const std::int64_t lineage_;  // of the state that the session knew
   absl::Time start_ = absl::InfiniteFuture();  // of the first failure
   absl::Time mixed_since_ = absl::InfiniteFuture();

@@ -66,23 +66,20 @@ CallResult CallWithRetries(const RetryPlan& plan,
                            const RetryClock& clock) {
   const absl::Time start = clock.now();
   absl::BitGen random;
-  Attempt attempt{.number = 1,
-                  .deadline = start + plan.timeout,
-                  .canceller = plan.canceller,
-                  .epoch = plan.epoch};
+  Attempt attempt{.number = 1, .deadline = start + plan.timeout};
   std::optional<CallResult> unavailable;  // the last such answer: it says who or what is missing
   for (;; ++attempt.number) {
     CallResult result = call(attempt);
     if (result.status.ok()) return result;
-    if (plan.canceller != nullptr && plan.canceller->epoch() != plan.epoch) {
+    const CallScope* const scope = CallScope::Current();
+    if (scope != nullptr && scope->cancelled()) {
       result.status = absl::CancelledError(absl::StrFormat("%s: cancelled", plan.what));
       return result;
     }
     if (absl::IsUnavailable(result.status)) unavailable = result;
     const absl::Duration delay = BackoffDelay(attempt.number, random);
-    const CallScope* scope = CallScope::Current();
     if (!WorthRepeating(result, plan.kind, plan.generation, attempt.number) ||
-        clock.now() + delay >= attempt.deadline || (scope != nullptr && scope->given_up())) {
+        clock.now() + delay >= attempt.deadline || (scope != nullptr && scope->over())) {
       // A last attempt had no time left for an answer; the one before it had.
       if (TimeWasUp(result.status) && unavailable.has_value()) result = *std::move(unavailable);
       result.status = Explain(plan, result, attempt.number, clock.now() - start);

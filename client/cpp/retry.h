@@ -15,7 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/cpp/call_scope.h"
-#include "client/cpp/cancel.h"
 #include "grpcpp/client_context.h"
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "proto/grpc_deadline.h"
@@ -39,15 +38,11 @@ struct RetryPlan {
   absl::Duration timeout;        // of all attempts together
   std::int64_t generation = 0;   // the caller's
   std::function<void(absl::Duration)> pause;  // between attempts; empty: the clock's sleep
-  Canceller* canceller = nullptr;  // may be null
-  std::int64_t epoch = 0;          // of it, when the call began
 };
 
 struct Attempt {
   int number = 1;       // 1 for the first
   absl::Time deadline;  // the same for all
-  Canceller* canceller = nullptr;
-  std::int64_t epoch = 0;
 };
 
 // Time as the retries see it; tests bring their own.
@@ -67,10 +62,10 @@ bool WorthRepeating(const CallResult& result, CallKind kind, std::int64_t genera
 // whole is taken so that ranks that failed together do not come back together.
 absl::Duration BackoffDelay(int attempts, absl::BitGenRef random);
 
-// Calls until OK, a result that is not worth repeating, until the thread's CallScope is given up or
-// the deadline leaves no time for another attempt; the last result then, with peer, attempts and
-// time in its message. Where the last attempt had no time for an answer, the last UNAVAILABLE
-// before it, which says more.
+// Calls until OK, a result that is not worth repeating, until the thread's CallScope is over or the
+// deadline leaves no time for another attempt; the last result then, with peer, attempts and time
+// in its message. CANCELLED, with the plan's words alone, when the scope was cancelled. Where the
+// last attempt had no time for an answer, the last UNAVAILABLE before it, which says more.
 CallResult CallWithRetries(const RetryPlan& plan,
                            const std::function<CallResult(const Attempt&)>& call,
                            const RetryClock& clock = {});
@@ -79,16 +74,15 @@ CallResult CallWithRetries(const RetryPlan& plan,
 // the daemon's answer, which names who is missing, that arrives. Milliseconds, at least 1.
 std::int64_t WaitMs(absl::Time deadline);
 
-// One unary call of the stub with a deadline, that Canceller::Cancel ends.
+// One unary call of the stub with a deadline, in the thread's CallScope.
 template <typename Request, typename Reply>
 CallResult CallOnce(v1::Optimizer::Stub& stub,
                     grpc::Status (v1::Optimizer::Stub::*method)(grpc::ClientContext*,
                                                                 const Request&, Reply*),
-                    const Request& request, Reply* reply, const Attempt& attempt) {
+                    const Request& request, Reply* reply, absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(GrpcDeadline(attempt.deadline));
+  context.set_deadline(GrpcDeadline(deadline));
   const CallScope::Call scoped(context);
-  const CancelScope scope(attempt.canceller, attempt.epoch, &context);
   reply->Clear();
   const grpc::Status status = (stub.*method)(&context, request, reply);
   if (status.ok()) return {};
@@ -99,8 +93,8 @@ template <typename Request, typename Reply>
 CallResult CallOnce(v1::Optimizer::Stub& stub,
                     grpc::Status (v1::Optimizer::Stub::*method)(grpc::ClientContext*,
                                                                 const Request&, Reply*),
-                    const Request& request, Reply* reply, absl::Time deadline) {
-  return CallOnce(stub, method, request, reply, Attempt{.deadline = deadline});
+                    const Request& request, Reply* reply, const Attempt& attempt) {
+  return CallOnce(stub, method, request, reply, attempt.deadline);
 }
 
 }  // namespace muond::client

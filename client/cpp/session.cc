@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/cpp/arena.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
 #include "client/cpp/push_queue.h"
@@ -62,9 +62,12 @@ bool SameDaemons(const v1::RegisterReply& a, const v1::RegisterReply& b) {
 }  // namespace
 
 Session::Session()
-    : canceller_(std::make_unique<Canceller>()),
+    : calls_(std::make_unique<CallScope>(nullptr)),
       queue_(std::make_unique<PushQueue>(
-          [this](std::span<const SliceSource> gradients) { return PushOnce(gradients); })) {}
+          [this](std::span<const SliceSource> gradients) {
+            const Operation operation(*calls_);
+            return PushOnce(gradients);
+          })) {}
 
 Session::~Session() = default;
 
@@ -115,6 +118,7 @@ CallResult Session::RegisterWith(int daemon, absl::Duration timeout, v1::Registe
 absl::Status Session::Rejoin() { return RejoinBy(absl::InfiniteFuture()); }
 
 absl::Status Session::RejoinBy(absl::Time deadline) {
+  const Operation operation(*calls_);
   DrainQueue();  // what it pushed belongs to the step that is given up
   const auto timeout = [&] {
     return std::max(std::min(options_.call_timeout, deadline - SteadyNow()), kShortestCall);
@@ -233,6 +237,7 @@ absl::Status Session::RaiseOnce(v1::RaiseGenerationRequest request) {
 }
 
 absl::Status Session::AwaitRestore(absl::Duration timeout) {
+  const Operation operation(*calls_);
   const absl::Time deadline = SteadyNow() + timeout;
   absl::BitGen random;
   for (int attempt = 1;; ++attempt) {
@@ -247,11 +252,12 @@ absl::Status Session::AwaitRestore(absl::Duration timeout) {
           "run \"%s\": restore: %s", spec_.name,
           joined.ok() ? "its state was not restored in time" : joined.message()));
     }
-    absl::SleepFor(std::min(BackoffDelay(attempt, random), deadline - SteadyNow()));
+    CallScope::Sleep(std::min(BackoffDelay(attempt, random), deadline - SteadyNow()));
   }
 }
 
 absl::Status Session::RaiseGeneration(const std::string& reason) {
+  const Operation operation(*calls_);
   v1::RaiseGenerationRequest request;
   *request.mutable_id() = Id();
   request.set_reason(reason);
@@ -261,6 +267,7 @@ absl::Status Session::RaiseGeneration(const std::string& reason) {
 
 absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
                                            const std::string& reason) {
+  const Operation operation(*calls_);
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   const std::int64_t seen = generation_;
   constexpr int kPatience = 8;  // looks
@@ -290,11 +297,14 @@ absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
                                 "run \"%s\": reinitialize: the daemons do not come to one state",
                                 spec_.name));
     }
-    if (!raised.ok() || !one_generation_) absl::SleepFor(BackoffDelay(std::min(looks, 5), random));
+    if (!raised.ok() || !one_generation_) {
+      CallScope::Sleep(BackoffDelay(std::min(looks, 5), random));
+    }
   }
 }
 
 absl::StatusOr<bool> Session::Close() {
+  const Operation operation(*calls_);
   DrainQueue();
   v1::CloseRequest request;
   *request.mutable_id() = Id();
@@ -341,9 +351,7 @@ RetryPlan Session::Plan(int daemon, const std::string& action, absl::Duration ti
           .pause =
               [connection = &(*daemons_)[daemon]](absl::Duration delay) {
                 connection->Pause(delay);
-              },
-          .canceller = canceller_.get(),
-          .epoch = canceller_->epoch()};
+              }};
 }
 
 }  // namespace muond::client

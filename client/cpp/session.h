@@ -49,7 +49,7 @@ class Worker;
 
 namespace muond::client {
 
-class Canceller;
+class CallScope;
 class Connection;
 class Daemons;
 class ArenaLink;
@@ -361,7 +361,7 @@ class Session {
   CallResult DrainQueue();
   RetryPlan Plan(int daemon, const std::string& action, absl::Duration timeout) const;
 
-  std::unique_ptr<Canceller> canceller_;
+  std::unique_ptr<CallScope> calls_;  // each method that is under way has one inside it
   std::unique_ptr<Daemons> daemons_;
   std::unique_ptr<OwnerTable> owners_;
   std::unique_ptr<SliceTable> table_;

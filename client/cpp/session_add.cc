@@ -4,9 +4,8 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "client/cpp/arena.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
 #include "client/cpp/pair.h"
@@ -78,6 +77,7 @@ absl::StatusOr<bool> Session::AskToAdd(const ParameterAddition& addition, std::s
 }
 
 absl::Status Session::AddParameters(const ParameterAddition& addition) {
+  const Operation operation(*calls_);
   DrainQueue();
   if (addition.parameters.empty()) {
     return absl::InvalidArgumentError(
@@ -106,7 +106,7 @@ absl::Status Session::AddParameters(const ParameterAddition& addition) {
     // Where whoever raised it has died half way, some daemons are still to follow.
     const bool behind = absl::IsInvalidArgument(joined) || absl::IsFailedPrecondition(joined);
     if (joined.ok() || !behind || SteadyNow() - start > options_.call_timeout) return joined;
-    absl::SleepFor(BackoffDelay(tries, random));
+    CallScope::Sleep(BackoffDelay(tries, random));
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/exchange.h"
 #include "client/cpp/owner_table.h"
@@ -105,6 +105,7 @@ absl::Status Session::AttachGpu(int daemon) {
     path.gpu = *std::move(link);
     return absl::OkStatus();
   }
+  if (CallScope::CurrentIsOver()) return link.status();  // says nothing about the path
   v1::CloseArenaRequest close;
   *close.mutable_id() = Id();
   close.set_rank(rank_);

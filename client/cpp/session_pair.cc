@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "client/cpp/call_scope.h"
-#include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/exchange.h"
 #include "client/cpp/pair.h"
@@ -61,6 +60,7 @@ absl::Status Session::AttachPair(int daemon) {
     path.pair = *std::move(pair);
     return absl::OkStatus();
   }
+  if (CallScope::CurrentIsOver()) return pair.status();  // says nothing about the path
   v1::ClosePairRequest close;
   *close.mutable_id() = Id();
   close.set_rank(rank_);
@@ -93,9 +93,7 @@ CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool 
   if (!path.ok()) return {path.status(), std::nullopt};
   if (!path->has_value() || (*path)->pair == nullptr) return {PathLost(daemon), std::nullopt};
   PairLink& pair = *(*path)->pair;
-  const Attempt attempt{.deadline = SteadyNow() + options_.bulk_timeout,
-                        .canceller = canceller_.get(),
-                        .epoch = canceller_->epoch()};
+  const absl::Time deadline = SteadyNow() + options_.bulk_timeout;
   std::deque<std::unique_ptr<Flight>> flights;
   CallResult result;
   while (!flights.empty() || (result.status.ok() && !parts.empty())) {
@@ -113,11 +111,11 @@ CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool 
       flight->taken = *taken;
       parts = parts.subspan(*taken);
       flight->answer = std::async(
-          std::launch::async, [this, daemon, attempt, scope = CallScope::Current(),
+          std::launch::async, [this, daemon, deadline, scope = CallScope::Current(),
                                call = flight.get()] {
             const CallScope::Guard guard(scope);
             return CallOnce((*daemons_)[daemon].control(), &v1::Optimizer::Stub::Exchange,
-                            call->request, &call->reply, attempt);
+                            call->request, &call->reply, deadline);
           });
       flights.push_back(std::move(flight));
       continue;

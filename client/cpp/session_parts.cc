@@ -4,7 +4,6 @@
 
 #include "client/cpp/arena.h"
 #include "client/cpp/bounce.h"
-#include "client/cpp/cancel.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/exchange.h"
 #include "client/cpp/pull_stream.h"
@@ -77,9 +76,8 @@ CallResult Session::StreamParts(int daemon, const std::string& action,
   return CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
     auto arena = ArenaOf(daemon);
     if (!arena.ok()) return {arena.status(), std::nullopt};
-    const PushJob job{connection.bulk(), Id(),          rank_,
-                      streamed,          ChunkBytes(),  *std::move(arena),
-                      canceller_.get(),  attempt.epoch};
+    const PushJob job{connection.bulk(), Id(),         rank_,
+                      streamed,          ChunkBytes(), *std::move(arena)};
     if (!initial) {
       v1::PushReply reply;
       return SendPush(job, step_, attempt.deadline, &reply);
@@ -129,10 +127,8 @@ CallResult Session::StreamPull(int daemon, const std::string& action, std::int64
   CallResult result = CallWithRetries(plan, [&](const Attempt& attempt) -> CallResult {
     auto arena = ArenaOf(daemon);
     if (!arena.ok()) return {arena.status(), std::nullopt};
-    const PullJob job{connection.bulk(), Id(),         rank_,
-                      version,           streamed,     master,
-                      ChunkBytes(),      *std::move(arena), canceller_.get(),
-                      attempt.epoch};
+    const PullJob job{connection.bulk(), Id(),   rank_,        version,
+                      streamed,          master, ChunkBytes(), *std::move(arena)};
     return ReceivePull(job, attempt.deadline);
   });
   if (bounced && result.status.ok()) {

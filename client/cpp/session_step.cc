@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/arena.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/push_queue.h"
 #include "client/cpp/push_stream.h"
@@ -119,7 +119,10 @@ absl::StatusOr<StepOutcome> Session::Consume(const std::vector<v1::FinishReply>&
   return outcome;
 }
 
-absl::Status Session::Begin(const StepBegin& begin) { return BeginOnce(begin).status; }
+absl::Status Session::Begin(const StepBegin& begin) {
+  const Operation operation(*calls_);
+  return BeginOnce(begin).status;
+}
 
 absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
     std::span<const SliceSource> gradients) {
@@ -130,6 +133,7 @@ absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
 }
 
 absl::Status Session::Push(std::span<const SliceSource> gradients) {
+  const Operation operation(*calls_);
   DrainQueue();
   const absl::Status pushed = PushOnce(gradients).status;
   whole_ = whole_ && pushed.ok();
@@ -137,6 +141,7 @@ absl::Status Session::Push(std::span<const SliceSource> gradients) {
 }
 
 absl::StatusOr<StepOutcome> Session::Finish(const std::vector<std::string>& absent) {
+  const Operation operation(*calls_);
   std::vector<v1::FinishReply> replies;
   MUOND_RETURN_IF_ERROR(FinishOnce(absent, &replies).status);
   return Consume(replies);
@@ -158,6 +163,7 @@ CallResult Session::SkipOnce(const v1::SkipRequest& request,
 }
 
 absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
+  const Operation operation(*calls_);
   DrainQueue();
   v1::SkipRequest request;
   request.set_rank(rank_);
@@ -184,6 +190,7 @@ absl::StatusOr<StepOutcome> Session::Skip(SkipCause cause, double loss_scale) {
 
 absl::StatusOr<StepOutcome> Session::FinishAndPull(std::span<const SliceSink> sinks,
                                                    const std::vector<std::string>& absent) {
+  const Operation operation(*calls_);
   MUOND_RETURN_IF_ERROR(table_->Check(sinks, /*master=*/false));
   if (step_ < 0) return NotBegun(spec_.name, "finish");
   MUOND_RETURN_IF_ERROR(
@@ -231,6 +238,7 @@ absl::StatusOr<StepOutcome> Session::TakeStep(StepBegin begin, bool begun,
                                               std::span<const SliceSource> gradients,
                                               std::span<const SliceSink> sinks,
                                               const std::vector<std::string>& absent) {
+  const Operation operation(*calls_);
   if (begin.step == 0) begin.step = next_step_;
   if (begin.loss_scale == 0) begin.loss_scale = loss_scale_;
   // Before Begin, so that a caller's mistake does not leave a step half announced.

@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/cpp/arena.h"
-#include "client/cpp/cancel.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
 #include "client/cpp/owner_table.h"
 #include "client/cpp/pair.h"
@@ -61,6 +61,7 @@ absl::Status Session::AttachArena(int daemon, std::int64_t generation) {
     connection.path().arena = *std::move(arena);
     return absl::OkStatus();
   }
+  if (CallScope::CurrentIsOver()) return arena.status();  // says nothing about the path
   v1::CloseArenaRequest close;
   *close.mutable_id() = request.id;
   close.set_rank(rank_);
@@ -90,7 +91,7 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> Session::ArenaOf(int daemon) {
 CallResult Session::DrainQueue() { return queue_->Drain(); }
 
 void Session::Cancel() {
-  canceller_->Cancel();
+  calls_->CancelInner();
   queue_->CancelQueued();
 }
 
@@ -105,6 +106,7 @@ std::vector<SlicePart> Session::PartsFor(int daemon, std::span<const SliceSource
 }
 
 absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
+  const Operation operation(*calls_);
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   DrainQueue();
   std::vector<v1::InitializeReply> replies(daemons_->count());
@@ -124,7 +126,7 @@ absl::StatusOr<bool> Session::Initialize(std::span<const SliceSource> values) {
                            result.position->generation() != generation_;
     if (!elsewhere || SteadyNow() - start > options_.call_timeout) break;
     absl::BitGen random;
-    absl::SleepFor(BackoffDelay(tries, random));
+    CallScope::Sleep(BackoffDelay(tries, random));
     MUOND_RETURN_IF_ERROR(Rejoin());
     MUOND_RETURN_IF_ERROR(mixed_);
   }
@@ -142,6 +144,7 @@ CallResult Session::PullOnce(std::int64_t version, std::span<const SliceSink> si
 }
 
 absl::Status Session::Pull(std::int64_t version, std::span<const SliceSink> sinks, bool master) {
+  const Operation operation(*calls_);
   MUOND_RETURN_IF_ERROR(table_->Check(sinks, master));
   DrainQueue();
   Recovery recovery(*this, absl::StrFormat("pull of version %d", version));

@@ -169,6 +169,10 @@ std::vector<Setting> ListenSettings() {
       List("listen", "ADDRESS",
            "where trainers connect: unix:///path or host:port, several separated by commas",
            MUOND_FIELD(service.listen)),
+      List("socket-users", "NAME",
+           "who may use the unix sockets beside the daemon's user and root: users by name or "
+           "number, groups as @name; several separated by commas",
+           MUOND_FIELD(service.socket_users)),
       Switch("insecure", "allow plain TCP beyond loopback", MUOND_FIELD(insecure)),
       Text("tls-cert", "FILE", "this daemon's certificate (PEM): TCP then asks each caller for one",
            MUOND_FIELD(service.tls_cert)),

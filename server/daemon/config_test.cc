@@ -67,6 +67,7 @@ constexpr struct {
   const char* strong;  // for the flag
 } kValues[] = {
     {"listen", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
+    {"socket-users", "a", "b", "@c"},
     {"metrics-address", "127.0.0.1:11", "127.0.0.1:12", "127.0.0.1:13"},
     {"insecure", "true", "false", "true"},
     {"tls-cert", "a", "b", "c"},

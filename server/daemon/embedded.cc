@@ -261,6 +261,7 @@ void Service::Stop(absl::Duration grace) {
   }
   // Their calls last as long as they do, and would use up the grace.
   impl_->pairs->CloseAll(absl::UnavailableError("the daemon is shutting down: try again later"));
+  if (impl_->unix_listener != nullptr) impl_->unix_listener->Stop();
   impl_->server->Shutdown(GrpcDeadlineIn(grace));
   impl_->server->Wait();
   if (impl_->health_server != nullptr) impl_->health_server->Shutdown();
@@ -270,7 +271,7 @@ void Service::Stop(absl::Duration grace) {
   impl_->peer_executor.reset();
   StopAll(impl_->executors);
   impl_->runs.reset();
-  for (const std::string& path : impl_->socket_paths) unlink(path.c_str());
+  impl_->unix_listener.reset();
 }
 
 }  // namespace muond

@@ -40,6 +40,9 @@ struct ServiceOptions {
   std::string cpu_products = "auto";           // "auto", "f32" or "bf16"
   int threads = 0;                             // of the backend; 0: one per core
   std::vector<std::string> listen;  // "unix:///path", "127.0.0.1:0"; empty: in-process only
+  // Who may use the unix sockets beside the daemon's own user and root: users, and groups as
+  // "@name" (transport/peer_gate.h).
+  std::vector<std::string> socket_users;
   // PEM files (proto/tls.h), all three or none: with them each TCP address of `listen` asks for a
   // certificate, and calls to other daemons show this one.
   std::string tls_cert, tls_key, tls_ca;

@@ -10,6 +10,7 @@
 #include "kernels/device_memory.h"
 #include "proto/tls.h"
 #include "server/daemon/embedded.h"
+#include "server/daemon/unix_listener.h"
 #include "server/metrics/metrics_server.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/buddy_service.h"
@@ -49,12 +50,12 @@ struct Service::Impl {
   std::unique_ptr<BuddyService> buddy_service;
   std::unique_ptr<ArenaSocket> arena_socket;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<UnixListener> unix_listener;  // null: no unix socket
   grpc::CallbackGenericService no_service;  // of health_server: UNIMPLEMENTED to all but health
   std::unique_ptr<grpc::Server> health_server;
   std::string health_address;
   std::unique_ptr<MetricsServer> metrics_server;
   std::vector<std::string> addresses;
-  std::vector<std::string> socket_paths;
   bool stopped = false;
 
   absl::Status MakeRuns(const ServiceOptions& options, std::vector<EngineDevice> devices);

@@ -161,19 +161,24 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
   SetReflection(builder, options.reflection);
   // One port variable per address: a unix address sets its port to 1.
   std::vector<int> ports(options.listen.size(), 0);
+  std::vector<std::string> paths;
   for (std::size_t i = 0; i < options.listen.size(); ++i) {
     const std::string& address = options.listen[i];
     if (absl::StartsWith(address, kUnixPrefix)) {
       const std::string path = UnixPath(address);
       MUOND_RETURN_IF_ERROR(PrepareSocket(path));
-      socket_paths.push_back(path);
-      builder.AddListeningPort(kUnixPrefix + path, grpc::InsecureServerCredentials(), &ports[i]);
+      paths.push_back(path);
+      ports[i] = 1;  // what gRPC says of a unix socket
     } else {
       builder.AddListeningPort(address, tcp_credentials, &ports[i]);
     }
   }
+  MUOND_ASSIGN_OR_RETURN(const PeerGate gate, PeerGate::Make(options.socket_users));
+  if (!paths.empty()) {
+    MUOND_ASSIGN_OR_RETURN(unix_listener, UnixListener::Bind(paths, gate, builder));
+  }
   if (!arena_path.empty()) {
-    MUOND_ASSIGN_OR_RETURN(arena_socket, ArenaSocket::Listen(arena_path, arenas.get()));
+    MUOND_ASSIGN_OR_RETURN(arena_socket, ArenaSocket::Listen(arena_path, arenas.get(), gate));
   }
   builder.RegisterService(service.get());
   builder.RegisterService(admin_service.get());
@@ -204,6 +209,7 @@ absl::Status Service::Impl::Listen(const ServiceOptions& options) {
     addresses.push_back(BoundAddress(address, ports[i]));
   }
   if (server == nullptr) return absl::UnavailableError("start the gRPC server: it did not start");
+  if (unix_listener != nullptr) unix_listener->Start();
   return absl::OkStatus();
 }
 

@@ -25,22 +25,11 @@ constexpr absl::Duration kGreetWithin = absl::Seconds(5);
 constexpr std::ptrdiff_t kSilentMax = 32;
 constexpr int kBacklog = 64;
 
-// Empty when the process at the other end may have an arena.
-std::string WhyNot(int connection) {
-  ucred peer{};
-  socklen_t bytes = sizeof(peer);
-  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    return "its user can't be told";
-  }
-  if (peer.uid == geteuid() || peer.uid == 0) return "";
-  return absl::StrFormat("user %d may not share memory with the daemon of user %d", peer.uid,
-                         geteuid());
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ArenaSocket>> ArenaSocket::Listen(const std::string& path,
-                                                                 ArenaTable* table) {
+                                                                 ArenaTable* table,
+                                                                 PeerGate gate) {
   const auto fail = [&path](const std::string& why) {
     return absl::UnavailableError(absl::StrFormat("arena socket \"%s\": %s", path, why));
   };
@@ -53,15 +42,17 @@ absl::StatusOr<std::unique_ptr<ArenaSocket>> ArenaSocket::Listen(const std::stri
     if (!S_ISSOCK(info.st_mode)) return fail("a file that is no socket is in the way");
     unlink(path.c_str());
   }
+  gate = gate.WithFolderOf(path);
   Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   Descriptor stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!listener.valid() || !stop.valid() ||
       bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      chmod(path.c_str(), S_IRUSR | S_IWUSR) != 0 || listen(listener.get(), kBacklog) != 0) {
+      chmod(path.c_str(), gate.shared() ? 0660 : 0600) != 0 ||
+      listen(listener.get(), kBacklog) != 0) {
     return fail(std::strerror(errno));
   }
   std::unique_ptr<ArenaSocket> result(
-      new ArenaSocket(path, table, std::move(listener), std::move(stop)));
+      new ArenaSocket(path, table, std::move(gate), std::move(listener), std::move(stop)));
   result->thread_ = std::thread([self = result.get()] { self->Serve(); });
   return result;
 }
@@ -106,7 +97,7 @@ void ArenaSocket::Accept() {
       if (errno == EMFILE || errno == ENFILE) poll(nullptr, 0, 10);
       return;
     }
-    std::string refusal = WhyNot(connection.get());
+    std::string refusal = gate_.WhyNot(connection.get());
     const auto silent = std::count_if(peers_.begin(), peers_.end(),
                                       [](const Peer& peer) { return peer.arena == nullptr; });
     if (refusal.empty() && silent >= kSilentMax) refusal = "too many at once";

@@ -1,8 +1,8 @@
 // The socket that hands arenas over: beside gRPC's unix socket, in the same directory.
 //
-// One thread; a peer is a process of the daemon's own user (or root) that shows a handle at once.
-// Everybody else is refused with the reason. A peer that neither speaks nor goes away holds one of
-// few places for a few seconds.
+// One thread; a peer is a process that the daemon's unix sockets are for (peer_gate.h) and that
+// shows a handle at once. Everybody else is refused with the reason. A peer that neither speaks nor
+// goes away holds one of few places for a few seconds.
 #pragma once
 
 #include <sys/types.h>
@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "proto/arena_memory.h"
 #include "server/transport/arena_table.h"
+#include "server/transport/peer_gate.h"
 
 namespace muond {
 
@@ -24,7 +25,8 @@ class ArenaSocket {
   // Whoever calls has made sure that no other daemon listens there; a socket file that one has left
   // is replaced. UNAVAILABLE with the cause when it can't listen. `table` outlives the socket.
   static absl::StatusOr<std::unique_ptr<ArenaSocket>> Listen(const std::string& path,
-                                                             ArenaTable* table);
+                                                             ArenaTable* table,
+                                                             PeerGate gate = {});
   // Closes all connections; the arenas go with them.
   ~ArenaSocket();
 
@@ -36,9 +38,11 @@ class ArenaSocket {
     absl::Time greet_until;
     std::shared_ptr<Arena> arena;  // null until it has shown a handle
   };
-  ArenaSocket(std::string path, ArenaTable* table, Descriptor listener, Descriptor stop)
+  ArenaSocket(std::string path, ArenaTable* table, PeerGate gate, Descriptor listener,
+              Descriptor stop)
       : path_(std::move(path)),
         table_(table),
+        gate_(std::move(gate)),
         listener_(std::move(listener)),
         stop_(std::move(stop)) {}
   void Serve();
@@ -50,6 +54,7 @@ class ArenaSocket {
 
   const std::string path_;
   ArenaTable* const table_;
+  const PeerGate gate_;
   const Descriptor listener_;
   const Descriptor stop_;  // an eventfd
   std::vector<Peer> peers_;

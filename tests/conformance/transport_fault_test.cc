@@ -10,6 +10,7 @@
 #include "client/cpp/session.h"
 #include "gtest/gtest.h"
 #include "proto/channel.h"
+#include "proto/steady_time.h"
 #include "tests/conformance/tampering_proxy.h"
 #include "tests/conformance/transport_paths.h"
 #include "tests/support/service_fixture.h"
@@ -199,6 +200,32 @@ TEST_P(TransportFaultTest, ADaemonThatSaysYesAndTakesNothingIsFoundOut) {
 TEST_P(TransportFaultTest, ADaemonThatSaysYesAndGivesNothingIsFoundOut) {
   proxy_.TamperPull(Drop<v1::PullReply>);
   EXPECT_EQ(Pull(0).status().code(), absl::StatusCode::kDataLoss);
+}
+
+// More than the windows hold: the trainer waits for fences that never move.
+TEST(ArenaDeadlineTest, APushWhoseWindowsNobodyDrainsEndsWithItsDeadline) {
+  PathDaemon daemon;
+  TamperingProxy proxy(daemon.service().channel());
+  client::SessionOptions options = daemon.OptionsFor(Path::kArena);
+  options.endpoint = proxy.endpoint();
+  options.bulk_timeout = absl::Seconds(2);
+  const RunSpec spec = cluster::SpecOf({cluster::Matrix("w", 512, 512)});
+  const auto session =
+      Must(client::Session::Open(spec, 0, cluster::CutOf(spec, {}, 0), options));
+  const Floats values = cluster::Noise(512 * 512, 1);
+  const client::SliceSource source{.parameter = "w", .data = values.data(), .elements = 512 * 512};
+  Must(session->Initialize({&source, 1}));
+  Must(session->Begin({}));
+  proxy.SwallowPushes(true);
+  const absl::Time start = SteadyNow();
+  EXPECT_EQ(session->Push({&source, 1}).code(), absl::StatusCode::kDeadlineExceeded);
+  const absl::Duration waited = SteadyNow() - start;
+  EXPECT_GE(waited, absl::Seconds(1));
+  EXPECT_LT(waited, absl::Seconds(20));
+  // The windows are the trainer's again.
+  proxy.SwallowPushes(false);
+  Must(session->Push({&source, 1}));
+  EXPECT_TRUE(Must(session->Finish()).applied);
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, TransportFaultTest, testing::ValuesIn(kAllPaths),
