@@ -51,6 +51,7 @@ grpc::Status FakeService::Register(Context* context, const v1::RegisterRequest* 
     later.pop_front();
   }
   reply->set_version(version);
+  reply->mutable_additions()->Assign(additions.begin(), additions.end());
   *reply->mutable_position() = position;
   reply->set_loss_scale(position.has_last_outcome() ? position.last_outcome().next_loss_scale()
                                                     : request->run().loss_scale().initial());

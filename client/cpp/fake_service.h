@@ -34,6 +34,7 @@ class FakeService final : public v1::Optimizer::Service {
   v1::RunPosition position;
   std::deque<v1::RunPosition> later;  // each Register moves the run on to the first of them
   std::string version;                // that Register tells
+  std::vector<std::int64_t> additions;  // likewise
   v1::RegisterRequest registered;
   std::vector<v1::BeginRequest> begun;
   v1::FinishRequest finished;

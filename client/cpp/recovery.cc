@@ -59,7 +59,10 @@ bool Interrupted(const CallResult& result, std::int64_t generation) {
 }
 
 Recovery::Recovery(Session& session, std::string action)
-    : session_(session), action_(std::move(action)), epoch_(session.canceller_->epoch()) {}
+    : session_(session),
+      action_(std::move(action)),
+      epoch_(session.canceller_->epoch()),
+      lineage_(session.registered_.position().lineage()) {}
 
 absl::Status Recovery::After(const CallResult& failure, std::int64_t generation) {
   ++attempts_;
@@ -120,6 +123,13 @@ absl::Status Recovery::Look(bool* again) {
     return session_.mixed_;
   }
   mixed_since_ = absl::InfiniteFuture();
+  if (state == v1::RUN_STATE_OPENING && OnlyAddedAreMissing()) {
+    *again = true;
+    return absl::UnavailableError(
+        absl::StrFormat("run \"%s\": %s: not all values of the parameters that were added are "
+                        "there yet",
+                        session_.spec_.name, action_));
+  }
   if (state == v1::RUN_STATE_OPENING) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "run \"%s\": %s: the run has lost its state and there is no checkpoint of it, or it was "
@@ -127,6 +137,13 @@ absl::Status Recovery::Look(bool* again) {
         session_.spec_.name, action_));
   }
   return absl::OkStatus();
+}
+
+// Of an opening run: its state is the one of before, to which parameters were added.
+bool Recovery::OnlyAddedAreMissing() const {
+  const v1::RunPosition& position = session_.registered_.position();
+  return !session_.spec_.additions.empty() && lineage_ > 0 && position.lineage() == lineage_ &&
+         position.next_step() > 0;
 }
 
 void Recovery::Done() {

@@ -37,12 +37,14 @@ class Recovery {
   absl::Status Await(absl::Status cause);
   // OK with `again` unset: the run stands. Else an error for the caller, or what to wait for.
   absl::Status Look(bool* again);
+  bool OnlyAddedAreMissing() const;
   void Tell(Interruption::Phase phase, const absl::Status& cause);
   absl::Time deadline() const { return start_ + session_.options_.recovery_timeout; }
 
   Session& session_;
   const std::string action_;
-  const std::int64_t epoch_;  // of the session's Canceller
+  const std::int64_t epoch_;    // of the session's Canceller
+  const std::int64_t lineage_;  // of the state that the session knew
   absl::Time start_ = absl::InfiniteFuture();  // of the first failure
   absl::Time mixed_since_ = absl::InfiniteFuture();
   int attempts_ = 0;

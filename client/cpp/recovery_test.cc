@@ -144,6 +144,28 @@ TEST_F(RecoveryTest, LostStateWithoutACheckpointIsToldAtOnce) {
                     HasSubstr("Reinitialize")));
 }
 
+// The run opens once more when parameters are added, and has lost nothing.
+TEST_F(RecoveryTest, ValuesOfParametersThatWereAddedAreWaitedFor) {
+  const auto of = [](v1::RunState state, std::int64_t lineage) {
+    v1::RunPosition position = At(2, 7, state);
+    position.set_lineage(lineage);
+    return position;
+  };
+  service_.position = of(v1::RUN_STATE_RUNNING, 1);
+  service_.additions = {1};
+  const auto session = Open();
+  Fail("Begin", grpc::StatusCode::UNAVAILABLE, "a connection was reset");
+  Fail("Begin", grpc::StatusCode::ABORTED, "elsewhere");
+  service_.later = {of(v1::RUN_STATE_OPENING, 1), of(v1::RUN_STATE_RUNNING, 1)};
+  const auto outcome = session->Step(begin_, gradients_);
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_THAT(Describe(told_[1]), HasSubstr("parameters that were added are there yet"));
+  // State of another lineage is not what it was.
+  Fail("Begin", grpc::StatusCode::ABORTED, "elsewhere");
+  service_.later = {of(v1::RUN_STATE_OPENING, 2)};
+  EXPECT_THAT(session->Step(begin_, gradients_).status().ToString(), HasSubstr("lost its state"));
+}
+
 TEST_F(RecoveryTest, AnOlderCheckpointIsToldToTheCaller) {
   const auto session = Open();
   Fail("Push", grpc::StatusCode::NOT_FOUND, "run \"r\": there is no such run");

@@ -121,6 +121,7 @@ absl::Status Session::RejoinBy(absl::Time deadline) {
   };
   v1::RegisterReply first;
   MUOND_RETURN_IF_ERROR(RegisterWith(daemons_->home(), timeout(), &first).status);
+  told_ = std::max(told_, first.position().generation());
   MUOND_RETURN_IF_ERROR(daemons_->Adopt(first));
   std::vector<v1::RegisterReply> replies(daemons_->count());
   const CallResult others = daemons_->ForEach(
@@ -186,6 +187,7 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
   MUOND_ASSIGN_OR_RETURN(OwnerTable owners, OwnerTable::Make(spec_, home));
   owners_ = std::make_unique<OwnerTable>(std::move(owners));
   registered_ = home;
+  spec_.additions.assign(home.additions().begin(), home.additions().end());
   // A daemon that has not consumed the last step yet will, by the votes of all.
   const v1::RegisterReply* at = &home;
   generation_ = 0;
@@ -212,11 +214,7 @@ absl::Status Session::Adopt(const std::vector<v1::RegisterReply>& replies) {
   return absl::OkStatus();
 }
 
-absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
-  v1::RaiseGenerationRequest request;
-  *request.mutable_id() = Id();
-  request.set_reinitialize(reinitialize);
-  request.set_reason(reason);
+absl::Status Session::RaiseOnce(v1::RaiseGenerationRequest request) {
   v1::RaiseGenerationReply reply;
   const int home = daemons_->home();
   absl::Status answer;  // the daemon's last: it names who is missing
@@ -231,7 +229,15 @@ absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
       });
   // A last try had no time left for an answer.
   if (absl::IsDeadlineExceeded(result.status) && !answer.ok()) result.status = answer;
-  MUOND_RETURN_IF_ERROR(result.status);
+  return result.status;
+}
+
+absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
+  v1::RaiseGenerationRequest request;
+  *request.mutable_id() = Id();
+  request.set_reinitialize(reinitialize);
+  request.set_reason(reason);
+  MUOND_RETURN_IF_ERROR(RaiseOnce(std::move(request)));
   return Rejoin();
 }
 
@@ -259,11 +265,21 @@ absl::Status Session::RaiseGeneration(const std::string& reason) { return Raise(
 absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
                                            const std::string& reason) {
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
-  MUOND_RETURN_IF_ERROR(Rejoin());
-  // Another rank may have raised it for all: then only the values are missing.
-  const bool raised = state() == v1::RUN_STATE_OPENING && one_generation_ && mixed_.ok();
-  if (!raised) MUOND_RETURN_IF_ERROR(Raise(true, reason));
-  return Initialize(values);
+  const std::int64_t seen = generation_;
+  constexpr int kTriesMax = 10;
+  absl::BitGen random;
+  for (int tries = 1;; ++tries) {
+    MUOND_RETURN_IF_ERROR(Rejoin());
+    // Another rank may have raised it for all: then only the values are missing.
+    const bool opening = state() == v1::RUN_STATE_OPENING;
+    const bool anew = opening || registered_.position().lineage() > seen;
+    if (anew && one_generation_ && mixed_.ok()) return Initialize(values);
+    const absl::Status raised = Raise(true, reason);
+    if (raised.ok()) return Initialize(values);
+    // Of ranks that want it at a time one has it; the others are refused and look again.
+    if (!absl::IsFailedPrecondition(raised) || tries == kTriesMax) return raised;
+    absl::SleepFor(BackoffDelay(tries, random));
+  }
 }
 
 absl::StatusOr<bool> Session::Close() {

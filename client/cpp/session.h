@@ -237,6 +237,16 @@ class Session {
   absl::StatusOr<bool> Reinitialize(std::span<const SliceSource> values,
                                     const std::string& reason);
 
+  // Adds parameters, and groups for them, to the run: between two steps, all ranks, the same
+  // parameters, each with the slices that it holds of them. Returns when they are the run's on
+  // every daemon: under a new generation, behind the others in routing() and in order of
+  // registration, with fresh state and a t of their own. Then Initialize their values; what was
+  // there stays as it is and where it is. May be repeated when it fails, also by a trainer that has
+  // restarted and opened the session with the parameters of before. DEADLINE_EXCEEDED naming ranks
+  // that did not ask for them within step_timeout; INVALID_ARGUMENT, to all, when ranks disagree;
+  // else the errors of Open about the new parameters. The run changes on all daemons or on none.
+  absl::Status AddParameters(const ParameterAddition& addition);
+
   // Discards the step on the trainer's word (its own scaler skipped it).
   absl::StatusOr<StepOutcome> Skip(SkipCause cause, double loss_scale);
 
@@ -280,6 +290,11 @@ class Session {
   absl::StatusOr<StepOutcome> Consume(const std::vector<v1::FinishReply>& replies);
   std::vector<SlicePart> PartsFor(int daemon, std::span<const SliceSource> sources) const;
   absl::Status Raise(bool reinitialize, const std::string& reason);
+  // On all daemons, without joining again.
+  absl::Status RaiseOnce(v1::RaiseGenerationRequest request);
+  // Asks all daemons; true when they have the parameters already. `name`: what they call them.
+  absl::StatusOr<bool> AskToAdd(const ParameterAddition& addition, std::string* name);
+  bool Has(const ParameterAddition& addition) const;
   // The pieces of a step with what a refusal said about the run's position; Begin's tells on
   // success too.
   CallResult BeginOnce(const StepBegin& begin);
@@ -360,6 +375,7 @@ class Session {
   std::string gpu_uuid_;  // of options_.gpu
   std::shared_ptr<nccl::Worker> nccl_worker_;
   std::int64_t generation_ = 0;
+  std::int64_t told_ = 0;  // the highest generation that a daemon told of
   bool one_generation_ = true;  // at the last Register; else it is being raised
   absl::Status mixed_;          // then: the daemons' states are of different lineages
   std::int64_t next_step_ = 0;

@@ -41,9 +41,9 @@ void SetDeadline(grpc::ClientContext& context, absl::Time deadline) {
 }
 
 // `promised`: what a daemon that refuses has promised, so that the next try goes above it at once.
-absl::StatusOr<StepMachine::Promise> AskPromise(Peers& peers, int daemon,
-                                                const v1::PrepareRequest& request,
-                                                absl::Time deadline, std::int64_t& promised) {
+absl::StatusOr<DaemonPromise> AskPromise(Peers& peers, int daemon,
+                                         const v1::PrepareRequest& request, absl::Time deadline,
+                                         std::int64_t& promised) {
   grpc::ClientContext context;
   SetDeadline(context, deadline);
   v1::PrepareReply reply;
@@ -52,8 +52,9 @@ absl::StatusOr<StepMachine::Promise> AskPromise(Peers& peers, int daemon,
     promised = std::max(position->generation(), position->promised());
   }
   MUOND_RETURN_IF_ERROR(status);
-  StepMachine::Promise promise{reply.next_step(), {}, reply.lineage()};
-  MUOND_ASSIGN_OR_RETURN(promise.votes, VotesFromProto(reply.votes()));
+  DaemonPromise promise{{reply.next_step(), {}, reply.lineage()},
+                        reply.additions(), reply.adopted()};
+  MUOND_ASSIGN_OR_RETURN(promise.steps.votes, VotesFromProto(reply.votes()));
   return promise;
 }
 
@@ -82,15 +83,45 @@ absl::Status Summary(const Peers& peers, const std::string& run, const char* wha
                                             absl::StrJoin(failed, "; ")));
 }
 
+// What to order, now that all have promised.
+absl::StatusOr<RaiseOrder> OrderFrom(const Peers& peers, const std::string& run,
+                                     std::int64_t generation, const RaiseWish& wish,
+                                     const std::vector<DaemonPromise>& promised) {
+  RaiseOrder order{.generation = generation, .reinitialize = wish.reinitialize};
+  std::vector<StepMachine::Promise> promises;
+  for (const DaemonPromise& promise : promised) promises.push_back(promise.steps);
+  if (!wish.reinitialize) {
+    if (const absl::Status one = CheckOneLineage(peers.daemons(), promises); !one.ok()) {
+      return absl::Status(one.code(), absl::StrFormat("run \"%s\": raise the generation: %s", run,
+                                                      one.message()));
+    }
+    order.settled = SettledVotes(peers.count(), promises);
+  }
+  for (const auto& promise : promises) {
+    order.resume_step = std::max(order.resume_step, promise.next_step);
+  }
+  if (!wish.restore.name.empty()) {
+    order.restore = wish.restore.name;
+    order.resume_step = wish.restore.step;
+  }
+  const auto [least, most] = std::minmax_element(
+      promised.begin(), promised.end(),
+      [](const DaemonPromise& a, const DaemonPromise& b) { return a.additions < b.additions; });
+  order.adopt = least->additions < most->additions ? most->adopted : wish.adopt;
+  return order;
+}
+
 // `highest`: raised to the highest promise that a daemon told of.
 absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t generation,
-                     bool reinitialize, const RaiseHooks& own, absl::Time deadline,
-                     const RestoreOrder& restore, std::int64_t& highest) {
+                     const RaiseWish& wish, const RaiseHooks& own, absl::Time deadline,
+                     std::int64_t& highest) {
   v1::PrepareRequest prepare;
   *prepare.mutable_peer() = introduction;
   prepare.set_generation(generation);
-  prepare.set_reinitialize(reinitialize);
-  std::vector<StepMachine::Promise> promises(peers.count());
+  prepare.set_reinitialize(wish.reinitialize);
+  if (wish.unless_made_anew) prepare.set_seen(wish.current);
+  prepare.set_adopt(wish.adopt);
+  std::vector<DaemonPromise> promises(peers.count());
   std::vector<std::int64_t> told(peers.count(), 0);
   const auto promised = AskAll(peers.count(), deadline, [&](int daemon) {
     auto promise = daemon == peers.self()
@@ -102,28 +133,16 @@ absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t
   highest = std::max(highest, *std::max_element(told.begin(), told.end()));
   MUOND_RETURN_IF_ERROR(Summary(peers, introduction.run(), "raise the generation", promised));
 
-  RaiseOrder order{.generation = generation, .reinitialize = reinitialize};
-  if (!reinitialize) {
-    if (const absl::Status one = CheckOneLineage(peers.daemons(), promises); !one.ok()) {
-      return absl::Status(one.code(), absl::StrFormat("run \"%s\": raise the generation: %s",
-                                                      introduction.run(), one.message()));
-    }
-    order.settled = SettledVotes(peers.count(), promises);
-  }
-  for (const auto& promise : promises) {
-    order.resume_step = std::max(order.resume_step, promise.next_step);
-  }
-  if (!restore.name.empty()) {
-    order.restore = restore.name;
-    order.resume_step = restore.step;
-  }
+  MUOND_ASSIGN_OR_RETURN(const RaiseOrder order,
+                         OrderFrom(peers, introduction.run(), generation, wish, promises));
   v1::RaiseRequest raise;
   *raise.mutable_peer() = introduction;
   raise.set_restore(order.restore);
   raise.set_generation(generation);
   VotesToProto(order.settled, raise.mutable_settled());
-  raise.set_reinitialize(reinitialize);
+  raise.set_reinitialize(order.reinitialize);
   raise.set_resume_step(order.resume_step);
+  raise.set_adopt(order.adopt);
   const auto raised = AskAll(peers.count(), deadline, [&](int daemon) {
     return daemon == peers.self() ? own.raise(order) : AskRaise(peers, daemon, raise, deadline);
   });
@@ -133,8 +152,7 @@ absl::Status TryOnce(Peers& peers, const v1::PeerRun& introduction, std::int64_t
 }  // namespace
 
 absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
-                             std::int64_t current, bool reinitialize, const RaiseHooks& own,
-                             absl::Time deadline, const RestoreOrder& restore) {
+                             const RaiseWish& wish, const RaiseHooks& own, absl::Time deadline) {
   const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
   // Each daemon has numbers of its own: two that coordinate at a time never give one to two orders.
   const auto own_above = [&](std::int64_t generation) {
@@ -144,12 +162,11 @@ absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::st
   };
   absl::Status status;
   // A daemon that is ahead, by another's unfinished try, refuses: go above it.
-  std::int64_t highest = current;
+  std::int64_t highest = wish.current;
   while (SteadyNow() < deadline) {
     const std::int64_t generation = own_above(highest);
     highest = generation;
-    status =
-        TryOnce(peers, introduction, generation, reinitialize, own, deadline, restore, highest);
+    status = TryOnce(peers, introduction, generation, wish, own, deadline, highest);
     if (!absl::IsAborted(status)) return status;
   }
   return status;

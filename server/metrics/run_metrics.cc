@@ -55,14 +55,21 @@ StepOutcomeLabel LabelOf(const StepOutcome& outcome) {
 }  // namespace
 
 RunMetrics::RunMetrics(std::shared_ptr<MetricFamilies> families, Opening opening)
-    : families_(std::move(families)), series_(families_.get()),
-      groups_(static_cast<int>(opening.groups.size())) {
+    : families_(std::move(families)), series_(families_.get()), run_(opening.run) {
   AddRunSeries(opening);
-  for (int group = 0; group < std::min(groups_, kMaxGroupSeries); ++group) {
-    const bool shared = groups_ > kMaxGroupSeries && group == kMaxGroupSeries - 1;
-    slots_.push_back(AddSlot(opening.run, shared ? kOtherGroups : opening.groups[group], !shared));
-  }
+  AddGroups(opening.groups, opening.muon_expected);
   SetState(State::kOpening);
+}
+
+void RunMetrics::AddGroups(const std::vector<std::string>& names, bool muon_expected) {
+  muon_expected_->Set(muon_expected ? 1 : 0);
+  const int all = groups_ + static_cast<int>(names.size());
+  for (const std::string& name : names) {
+    const int group = groups_++;
+    if (group > kMaxGroupSeries - 1 && shared_) continue;
+    shared_ = all > kMaxGroupSeries && group >= kMaxGroupSeries - 1;
+    slots_.push_back(AddSlot(run_, shared_ ? kOtherGroups : name, !shared_));
+  }
 }
 
 void RunMetrics::AddRunSeries(const Opening& opening) {
@@ -71,7 +78,7 @@ void RunMetrics::AddRunSeries(const Opening& opening) {
   state_ = series_.AddGauges(kRunState, run);
   trainers_connected_ = series_.AddGauge(kTrainersConnected, run);
   Set(series_.AddGauge(kTrainersExpected, run), static_cast<double>(opening.trainers_expected));
-  series_.AddGauge(kMuonExpected, run)->Set(opening.muon_expected ? 1 : 0);
+  muon_expected_ = series_.AddGauge(kMuonExpected, run);
 
   steps_ = series_.AddCounters(kSteps, run);
   last_step_ = series_.AddGauge(kLastStep, run);
@@ -131,7 +138,7 @@ RunMetrics::Slot RunMetrics::AddSlot(const std::string& run, const std::string& 
 
 int RunMetrics::SlotOf(int group) const {
   MUOND_CHECK(group >= 0 && group < groups_, "no such group");
-  return std::min(group, kMaxGroupSeries - 1);
+  return std::min(group, static_cast<int>(slots_.size()) - 1);
 }
 
 void RunMetrics::SetState(State state) {

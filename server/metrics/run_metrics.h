@@ -88,6 +88,10 @@ class RunMetrics {
   // Made by DaemonMetrics::OpenRun. Every counter is there, at 0, from the first scrape on.
   RunMetrics(std::shared_ptr<MetricFamilies> families, Opening opening);
 
+  // More groups, behind those that are there; whether any group of the run asks for Muon now. Comes
+  // at no other call's time. Groups beyond the limit of series share a slot; one that has a slot of
+  // its own keeps it.
+  void AddGroups(const std::vector<std::string>& names, bool muon_expected);
   void SetState(State state);
   void SetTrainersConnected(std::int64_t ranks);
   // One entry per group of the opening, in its order.
@@ -152,11 +156,14 @@ class RunMetrics {
   // Keeps the families alive, and is destroyed after the set that refers to them.
   std::shared_ptr<MetricFamilies> families_;
   SeriesSet series_;
-  int groups_;
+  const std::string run_;
+  int groups_ = 0;
   std::vector<Slot> slots_;
+  bool shared_ = false;  // the last slot is that of all other groups
 
   std::vector<prometheus::Gauge*> state_;
   prometheus::Gauge* trainers_connected_ = nullptr;
+  prometheus::Gauge* muon_expected_ = nullptr;
   std::vector<prometheus::Counter*> steps_;  // by outcome label
   prometheus::Gauge* last_step_ = nullptr;
   prometheus::Gauge* last_step_timestamp_ = nullptr;

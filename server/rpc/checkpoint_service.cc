@@ -24,7 +24,8 @@ absl::StatusOr<std::shared_ptr<Run>> CheckpointPeerService::Find(const v1::PeerR
     return absl::UnavailableError(
         absl::StrFormat("run \"%s\": has not been registered here yet", peer.run()));
   }
-  MUOND_RETURN_IF_ERROR((*run)->CheckPeer(static_cast<int>(peer.daemon()), peer.agreement()));
+  MUOND_RETURN_IF_ERROR((*run)->CheckPeer(static_cast<int>(peer.daemon()), peer.agreement(),
+                                          /*exact=*/true));
   return run;
 }
 

@@ -75,6 +75,9 @@ class OptimizerService final : public OptimizerServiceBase {
                                                         const v1::OpenPairRequest*) override;
   grpc::ServerUnaryReactor* ClosePair(grpc::CallbackServerContext*, const v1::ClosePairRequest*,
                                       v1::ClosePairReply*) override;
+  grpc::ServerUnaryReactor* AddParameters(grpc::CallbackServerContext*,
+                                          const v1::AddParametersRequest*,
+                                          v1::AddParametersReply*) override;
   grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext*, const v1::CloseRequest*,
                                   v1::CloseReply*) override;
   grpc::ServerUnaryReactor* RaiseGeneration(grpc::CallbackServerContext*,

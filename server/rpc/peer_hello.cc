@@ -7,7 +7,7 @@ namespace muond {
 grpc::ServerUnaryReactor* PeerService::Hello(grpc::CallbackServerContext* context,
                                              const v1::HelloRequest* request,
                                              v1::HelloReply* reply) {
-  const auto run = Find(request->peer());
+  const auto run = Find(request->peer(), /*exact=*/true);
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   *reply->mutable_position() = ToProto((*run)->Position());
   reply->set_version(std::string(OwnVersion()));

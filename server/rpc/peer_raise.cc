@@ -15,7 +15,8 @@ grpc::ServerUnaryReactor* PeerService::Raise(grpc::CallbackServerContext* contex
                                              .settled = *std::move(settled),
                                              .reinitialize = request->reinitialize(),
                                              .resume_step = request->resume_step(),
-                                             .restore = request->restore()});
+                                             .restore = request->restore(),
+                                             .adopt = request->adopt()});
   if (!raised.ok()) return AnswerNow(context, raised, run->get());
   *reply->mutable_position() = ToProto((*run)->Position());
   return AnswerNow(context, absl::OkStatus(), nullptr);

@@ -26,8 +26,8 @@ class PeerService final : public v1::Peer::CallbackService {
 
  private:
   // The run that a peer speaks of; NOT_FOUND, or FAILED_PRECONDITION when it plans otherwise or
-  // is of another version than this daemon works with.
-  absl::StatusOr<std::shared_ptr<Run>> Find(const v1::PeerRun& peer) const;
+  // is of another version than this daemon works with. `exact`: see Run::CheckPeer.
+  absl::StatusOr<std::shared_ptr<Run>> Find(const v1::PeerRun& peer, bool exact = false) const;
 
   RunTable* const runs_;
 };

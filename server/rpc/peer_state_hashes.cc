@@ -7,7 +7,7 @@ namespace muond {
 grpc::ServerUnaryReactor* PeerService::StateHashes(grpc::CallbackServerContext* context,
                                                    const v1::StateHashesRequest* request,
                                                    v1::StateHashesReply* reply) {
-  const auto run = Find(request->peer());
+  const auto run = Find(request->peer(), /*exact=*/true);
   if (!run.ok()) return AnswerNow(context, run.status(), nullptr);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   (*run)->HashShards(request->version(),

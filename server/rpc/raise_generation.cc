@@ -16,7 +16,11 @@ grpc::ServerUnaryReactor* OptimizerService::RaiseGeneration(
   const absl::Duration wait = request->wait_ms() > 0
                                   ? std::min(absl::Milliseconds(request->wait_ms()), kWaitMax)
                                   : kWaitMax;
-  (*run)->RaiseOnAll(request->id().generation(), request->reinitialize(), request->reason(), wait,
+  const RaiseWish wish{.current = request->id().generation(),
+                       .reinitialize = request->reinitialize(),
+                       .unless_made_anew = request->reinitialize(),
+                       .adopt = request->adopt()};
+  (*run)->RaiseOnAll(wish, request->reason(), wait,
                      [context, reactor, reply, run = *run](const absl::Status& status) {
                        if (status.ok()) *reply->mutable_position() = ToProto(run->Position());
                        reactor->Finish(Answer(context, status, run.get()));

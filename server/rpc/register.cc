@@ -15,24 +15,30 @@ namespace muond {
 namespace {
 
 // Where a parameter's state lives, in words: one daemon, or the range of those that share it.
-std::string OwnerOf(const Run& run, int parameter) {
-  const Plan& plan = run.plan();
+std::string OwnerOf(const Run& run, const Registry& registry, int parameter) {
+  const Plan& plan = registry.plan();
   const auto& daemons = run.daemons();
   std::vector<std::string> names;
-  for (const Shard& shard : plan.ShardsOf(run.routing().parameters[parameter].state)) {
+  for (const Shard& shard : plan.ShardsOf(registry.routing().parameters[parameter].state)) {
     const std::string& name = daemons[plan.owners[shard.owner].place.daemon];
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   return absl::StrJoin(names, ", ");
 }
 
-void FillPlan(const Run& run, v1::RegisterReply* reply) {
-  const Plan& plan = run.plan();
+// Of the first `known` parameters: what a trainer that has restarted has still to add it hears of
+// when it does.
+void FillPlan(const Run& run, const Registry& registry, int known, v1::RegisterReply* reply) {
+  const Plan& plan = registry.plan();
   reply->set_plan_hash(plan.hash);
+  for (const std::int64_t border : registry.spec().additions) {
+    if (border < known) reply->add_additions(border);
+  }
   if (run.daemons().size() == 1) return;
   for (const std::string& daemon : run.daemons()) reply->add_daemons(daemon);
   reply->set_daemon(run.daemon());
   for (const Shard& shard : plan.shards) {
+    if (shard.parameter >= known) break;
     v1::Shard* message = reply->add_shards();
     message->set_parameter(shard.parameter);
     message->set_first(shard.first);
@@ -41,16 +47,17 @@ void FillPlan(const Run& run, v1::RegisterReply* reply) {
   }
 }
 
-void FillRouting(const Run& run, const std::string& owner, v1::RoutingReport* report) {
+void FillRouting(const Run& run, const Registry& registry, int known, const std::string& owner,
+                 v1::RoutingReport* report) {
   const bool alone = run.daemons().size() == 1;
-  const Routing& routing = run.routing();
-  for (std::size_t i = 0; i < routing.parameters.size(); ++i) {
+  const Routing& routing = registry.routing();
+  const auto& parameters = registry.spec().parameters;
+  for (int i = 0; i < known; ++i) {
     const RoutedParameter& routed = routing.parameters[i];
-    const bool tied = routed.state != static_cast<int>(i);
+    const bool tied = routed.state != i;
     *report->add_parameters() =
-        ToProto(routed, run.spec().parameters[i].group,
-                tied ? run.spec().parameters[routed.state].name : "",
-                alone ? owner : OwnerOf(run, static_cast<int>(i)));
+        ToProto(routed, parameters[i].group, tied ? parameters[routed.state].name : "",
+                alone ? owner : OwnerOf(run, registry, i));
   }
   report->set_muon_parameters(routing.muon_parameters);
   report->set_adamw_parameters(routing.adamw_parameters);
@@ -109,8 +116,10 @@ absl::Status Join(const RpcContext& context, const grpc::CallbackServerContext& 
   // Of one moment: a step may end in between, and its scale is another.
   const RunPosition position = run.Position();
   *reply->mutable_position() = ToProto(position);
-  FillRouting(run, context.daemon_name, reply->mutable_routing());
-  FillPlan(run, reply);
+  const Registry& registry = run.registry();
+  const auto known = static_cast<int>(spec.parameters.size());
+  FillRouting(run, registry, known, context.daemon_name, reply->mutable_routing());
+  FillPlan(run, registry, known, reply);
   reply->set_loss_scale(position.loss_scale);
   reply->set_devices(run.devices());
   reply->set_version(std::string(OwnVersion()));

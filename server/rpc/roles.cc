@@ -33,6 +33,7 @@ constexpr Row kTable[] = {
     {"/muond.v1.Optimizer/Finish", kTrainer},
     {"/muond.v1.Optimizer/Skip", kTrainer},
     {"/muond.v1.Optimizer/Pull", kTrainer},
+    {"/muond.v1.Optimizer/AddParameters", kTrainer},
     {"/muond.v1.Optimizer/Close", kTrainer | kAdmin},
     {"/muond.v1.Optimizer/RaiseGeneration", kTrainer | kAdmin},
     {"/muond.v1.Optimizer/OpenArena", kTrainer},

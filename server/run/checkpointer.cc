@@ -278,6 +278,8 @@ absl::StatusOr<checkpoint::Manifest> Checkpointer::CollectParts(const std::share
   request.set_directory(saving);
   request.set_wait_ms(std::max<std::int64_t>(absl::ToInt64Milliseconds(wait), 1));
   checkpoint::Control control;
+  // As it is now: parameters may be added while the parts are written.
+  const Registry& registry = run->registry();
   const auto replies = AskParts(*peers_, request, SteadyNow() + wait + kPartTimeout,
                                 [&] { return WriteOwn(*run, request, &control); });
   MUOND_RETURN_IF_ERROR(Worst(replies));
@@ -294,7 +296,7 @@ absl::StatusOr<checkpoint::Manifest> Checkpointer::CollectParts(const std::share
     parts.push_back(std::move(part));
   }
   spdlog::debug("run \"{}\": version {} was copied in {:.6f} s", run->name(), step, held);
-  auto layout = checkpoint::LayoutOf(run->spec(), run->routing());
+  auto layout = checkpoint::LayoutOf(registry.spec(), registry.routing());
   const std::string fingerprint = checkpoint::Fingerprint(layout);
   MUOND_ASSIGN_OR_RETURN(checkpoint::Manifest manifest,
                          checkpoint::Assemble(std::move(layout), parts));

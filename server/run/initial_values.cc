@@ -23,10 +23,10 @@ void InitialValues::Written(const SliceId& id, std::uint64_t digest) {
   missing_.erase(id);
 }
 
-void InitialValues::Expect(const StepLayout& layout) {
+void InitialValues::Expect(const StepLayout& layout, int first) {
   expected_ = true;
   const LayoutIndex index(layout);
-  for (int i = 0; i < index.parameters(); ++i) {
+  for (int i = first; i < index.parameters(); ++i) {
     const StepLayout::Parameter& parameter = layout.parameters[i];
     // Names tied with summed gradients share the first one's values.
     if (parameter.state != i) continue;

@@ -21,8 +21,9 @@ class InitialValues {
   // The slice was written to state. Ranks may send before others have joined.
   void Written(const SliceId& id, std::uint64_t digest);
 
-  // All ranks have joined: from now on it is known what is missing.
-  void Expect(const StepLayout& layout);
+  // All ranks have joined, or parameters were added: from now on it is known what is missing.
+  // Nothing is of the parameters below `first`.
+  void Expect(const StepLayout& layout, int first);
   bool complete() const { return expected_ && missing_.empty(); }
   // Names of parameters that lack values, registration order, at most `limit`.
   std::vector<std::string> MissingNames(std::size_t limit) const;

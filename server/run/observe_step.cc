@@ -22,10 +22,10 @@ std::vector<double> ValuesOf(const RemarkableList& list) {
 
 StepObserver::StepObserver(const RunSpec& spec, const ObserveOptions& options,
                            RunMetrics* run_metrics, DaemonMetrics* metrics)
-    : spec_(spec), options_(options), run_metrics_(run_metrics), metrics_(metrics) {}
+    : spec_(&spec), options_(options), run_metrics_(run_metrics), metrics_(metrics) {}
 
 StepObserver::~StepObserver() {
-  if (options_.events != nullptr) options_.events->Forget(spec_.name);
+  if (options_.events != nullptr) options_.events->Forget(spec().name);
 }
 
 bool StepObserver::Samples(std::int64_t step) const {
@@ -70,7 +70,7 @@ void StepObserver::OnCommitted(const CommitReport& report) {
   const CommitDiagnostics& diagnostics = report.diagnostics;
   Publish(diagnostics);
   if (!diagnostics.left_out.empty()) {
-    spdlog::warn("run \"{}\": diagnostics left out: {}", spec_.name, diagnostics.left_out);
+    spdlog::warn("run \"{}\": diagnostics left out: {}", spec().name, diagnostics.left_out);
   }
   const std::pair<StepPhase, double> phases[] = {
       {StepPhase::kMomentum, report.momentum_seconds},
@@ -92,8 +92,8 @@ void StepObserver::OnCommitted(const CommitReport& report) {
 }
 
 void StepObserver::Publish(const CommitDiagnostics& diagnostics) {
-  for (std::size_t i = 0; i < spec_.groups.size(); ++i) {
-    const auto found = diagnostics.groups.find(spec_.groups[i].name);
+  for (std::size_t i = 0; i < spec().groups.size(); ++i) {
+    const auto found = diagnostics.groups.find(spec().groups[i].name);
     if (found == diagnostics.groups.end()) continue;
     run_metrics_->ObserveMeasures(static_cast<int>(i),
                                   {.cosines = found->second.cosines,
@@ -110,7 +110,7 @@ void StepObserver::Publish(const CommitDiagnostics& diagnostics) {
 std::vector<NamedValue> StepObserver::Named(const RemarkableList& list) const {
   std::vector<NamedValue> named;
   for (const Remarkable& entry : list) {
-    named.push_back({spec_.parameters[entry.parameter].name, entry.value});
+    named.push_back({spec().parameters[entry.parameter].name, entry.value});
   }
   return named;
 }
@@ -121,14 +121,14 @@ void StepObserver::OnOutcome(const StepOutcome& outcome, RunMetrics::ScaleMove m
   std::lock_guard lock(mutex_);
   StepEvent event = std::exchange(event_, {});
   voted_ = absl::InfinitePast();
-  event.run = spec_.name;
+  event.run = spec().name;
   event.daemon = options_.daemon;
   event.outcome = outcome;
   event.end_seconds = UnixSeconds(now);
   event.scale_change = move == RunMetrics::ScaleMove::kGrowth    ? 1
                        : move == RunMetrics::ScaleMove::kBackoff ? -1
                                                                  : 0;
-  for (const GroupSpec& group : spec_.groups) {
+  for (const GroupSpec& group : spec().groups) {
     const auto& values = group.algorithm == Algorithm::kAdamW ? adamw : muon;
     event.learning_rates[group.name] = values.at(group.name).lr;
   }
@@ -151,7 +151,7 @@ void StepObserver::Summarize(const StepEvent& event) {
   const std::int64_t steps = applied_ + skipped_;
   std::string line = absl::StrFormat(
       "run \"%s\": step %d | applied %d | skipped %d | loss scale %g | grad norm %.4g",
-      spec_.name, step, applied_, skipped_, event.outcome.next_loss_scale,
+      spec().name, step, applied_, skipped_, event.outcome.next_loss_scale,
       event.outcome.grad_norm);
   for (const auto& [group, rate] : event.learning_rates) {
     line += absl::StrFormat(" | lr %s %.4g", group, rate);

@@ -5,6 +5,7 @@
 // Thread-safe; its own lock is taken under the run's.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -25,11 +26,13 @@ struct ObserveOptions {
 
 class StepObserver {
  public:
-  // The arguments must outlive the object.
+  // The arguments must outlive the object; what takes the place of `spec` likewise.
   StepObserver(const RunSpec& spec, const ObserveOptions& options, RunMetrics* run_metrics,
                DaemonMetrics* metrics);
   ~StepObserver();
 
+  // Parameters were added.
+  void OnParameters(const RunSpec& spec) { spec_ = &spec; }
   // Whether this step's commit is to be sampled.
   bool Samples(std::int64_t step) const;
 
@@ -51,7 +54,9 @@ class StepObserver {
   void Publish(const CommitDiagnostics& diagnostics);
   void Summarize(const StepEvent& event);
 
-  const RunSpec& spec_;
+  const RunSpec& spec() const { return *spec_.load(); }
+
+  std::atomic<const RunSpec*> spec_;
   const ObserveOptions options_;
   RunMetrics* const run_metrics_;
   DaemonMetrics* const metrics_;

@@ -25,93 +25,27 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/values.h"
-#include "server/checkpoint/manifest.h"
 #include "server/cluster/hello.h"
 #include "server/cluster/raise_generation.h"
 #include "server/cluster/timer.h"
 #include "server/cluster/vote_exchange.h"
 #include "server/engine/engines.h"
-#include "server/engine/executor.h"
-#include "server/metrics/daemon_metrics.h"
-#include "server/registry/registry.h"
 #include "server/run/generation_file.h"
 #include "server/run/initial_values.h"
-#include "server/run/observe_step.h"
+#include "server/run/pending_addition.h"
+#include "server/run/registries.h"
+#include "server/run/run_context.h"
+#include "server/run/run_slices.h"
 #include "server/run/slice_table.h"
 #include "server/run/snapshot.h"
 #include "server/run/staging.h"
+#include "server/run/state_image.h"
 #include "server/step/step_machine.h"
-#include "server/transport/slice_receiver.h"
 
 namespace muond {
 
-class Run;
-
-// What a run uses of its daemon; all of it outlives every run.
-struct RunContext {
-  std::vector<EngineDevice> devices;  // at least one
-  EngineFaults faults;
-  DaemonMetrics* metrics = nullptr;
-  RegistryLimits limits;
-  // This daemon and the others that its runs span.
-  std::shared_ptr<Peers> peers;
-  // For work that waits for other daemons.
-  Executor* peer_executor = nullptr;
-  std::string state_dir;  // where generations are kept; empty: nowhere
-  bool overlap = false;   // Newton-Schulz before the verdict, where a run's rules allow it
-  ObserveOptions observe;
-  // Checkpoints: every so many steps each daemon copies its state, the same steps on all; 0: never.
-  std::int64_t checkpoint_every_steps = 0;
-  // Told, under the run's lock, that such a copy was taken, and that a run needs a restore.
-  std::function<void()> checkpoint_wanted;
-  // Told of a run that was made here, before any rank has joined it.
-  std::function<void(Run&)> run_made;
-};
-
-// What this daemon owns at one version, in host memory, and what is alike on all daemons then.
-struct StateImage {
-  std::shared_ptr<StateCopies> copies;
-  checkpoint::Control control;
-  double copy_seconds = 0;  // for which no step could be applied
-  bool ready = false;
-  absl::Status status;  // of the copy, once ready
-};
-
 using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
 using StatusCallback = std::function<void(const absl::Status&)>;
-
-// Which slice a stream sends, as the trainer names it.
-struct SliceAddress {
-  std::int64_t rank = 0;
-  std::string parameter;
-  std::int64_t slice = 0;
-  std::int64_t micro_batch = 0;
-};
-
-// A slice that a stream is sending.
-struct OpenSlice {
-  SliceId id;
-  std::int64_t generation = 0;
-  std::int64_t step = 0;     // -1: initial values
-  std::int64_t attempt = 0;  // at the step, when the slice was opened
-  // Initial values: the slice itself. Gradients: the whole tensor; null when only verified.
-  std::shared_ptr<StagingBuffer> memory;
-  std::shared_ptr<SliceReceiver> receiver;
-};
-
-enum class SliceArrival : std::uint8_t { kAccepted, kDuplicate };
-using ArrivalCallback = std::function<void(const absl::StatusOr<SliceArrival>&)>;
-
-// What a Pull reads of one box of one parameter: elements that this daemon owns.
-struct PullSlice {
-  int parameter = 0;  // that holds the state
-  Box box;
-  ElementRange range;
-  Dtype dtype = Dtype::kF32;
-  std::int64_t slice = 0;  // position in the request
-  std::string name;
-  bool covers = false;  // the box is the whole parameter
-};
 
 class Run : public std::enable_shared_from_this<Run> {
  public:
@@ -126,12 +60,14 @@ class Run : public std::enable_shared_from_this<Run> {
   };
   absl::StatusOr<JoinReply> Join(const RunSpec& spec, std::int64_t rank, const std::string& session,
                                  const RankSlices& slices);
-  const Routing& routing() const { return registry_.routing(); }
-  const RunSpec& spec() const { return registry_.spec(); }
-  const std::string& name() const { return registry_.spec().name; }
+  // Of now; what is read of it stays good (Registries). Its ranks are the run's business.
+  const Registry& registry() const { return registries_.newest(); }
+  const Routing& routing() const { return registry().routing(); }
+  const RunSpec& spec() const { return registry().spec(); }
+  const std::string& name() const { return spec().name; }
   // Null when there is no such parameter.
   const ParameterSpec* FindParameter(const std::string& name) const {
-    const int index = registry_.Find(name);
+    const int index = registry().Find(name);
     return index < 0 ? nullptr : &spec().parameters[index];
   }
 
@@ -145,6 +81,15 @@ class Run : public std::enable_shared_from_this<Run> {
     std::vector<std::string> missing;
   };
   InitialProgress initial_progress() const;
+
+  // -- Adding parameters
+  // The rank wants these added behind the first `first`; `done` hears once all ranks have asked for
+  // the same, or why not: ranks that disagree are all told. Allocates, and may take its time; one
+  // call at a time. Returns the waiter's name.
+  std::uint64_t AddParameters(std::int64_t rank, std::int64_t generation, std::size_t first,
+                              const ParameterAddition& wanted, AdditionCallback done);
+  void AdditionDeadline(std::uint64_t waiter);  // names the ranks that have not asked
+  void AdditionGone(std::uint64_t waiter);
 
   // -- Steps (see StepMachine for the rules)
   absl::Status Begin(std::int64_t rank, std::int64_t generation, const StepBegin& begin);
@@ -191,21 +136,22 @@ class Run : public std::enable_shared_from_this<Run> {
 
   // -- The other daemons of the run
   // FAILED_PRECONDITION when a peer has another plan or list of daemons, INVALID_ARGUMENT when it
-  // is none.
-  absl::Status CheckPeer(int daemon, const std::string& agreement) const;
+  // is none. While parameters are added daemons differ for a moment: unless `exact`, the plan of
+  // before or after is as good.
+  absl::Status CheckPeer(int daemon, const std::string& agreement, bool exact) const;
   // Votes that another daemon cast or passed on; the first that the step machine refused, or OK.
   absl::Status OnVotes(const std::vector<CastVote>& votes);
   std::vector<CastVote> VotesOf(std::int64_t step) const;
   // The two rounds of raising the generation, on this daemon.
   // ABORTED when the generation is too low; FAILED_PRECONDITION when only a reinitialization helps;
   // UNAVAILABLE when the promise could not be kept on disk.
-  absl::StatusOr<StepMachine::Promise> Prepare(std::int64_t generation, bool reinitialize);
+  absl::StatusOr<DaemonPromise> Prepare(std::int64_t generation, const RaiseWish& wish);
   // UNAVAILABLE, to be repeated, while a step of the old generation is being committed.
   absl::Status Raise(const RaiseOrder& order);
-  // Both rounds on all daemons, within `wait`. OK when the generation is above `current`, by
-  // whomever; `done` is called at once or later, on another thread.
-  void RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
-                  absl::Duration wait, StatusCallback done);
+  // Both rounds on all daemons, within `wait`. OK when the generation is above `wish.current`, by
+  // whomever, and what is to be adopted is; `done` is called at once or later, on another thread.
+  void RaiseOnAll(const RaiseWish& wish, const std::string& reason, absl::Duration wait,
+                  StatusCallback done);
   // Asks the others, which may have had the run for long. Blocks for a second at most.
   // FAILED_PRECONDITION when one has another version or plan.
   absl::Status LearnFromPeers();
@@ -221,8 +167,7 @@ class Run : public std::enable_shared_from_this<Run> {
   void GiveBack(std::shared_ptr<StateImage> image);
   // The version of the last copy that was taken because of checkpoint_every_steps; -1: none.
   std::int64_t periodic_version() const;
-  // Names the parameters of a state copy in terms of the run.
-  std::shared_ptr<StateCopies> MakeStateCopies() const { return engines_->MakeStateCopies(); }
+  std::shared_ptr<StateCopies> MakeStateCopies() const;
   // What a Raise that names `name` takes over. Replaces what was staged before; null: forgets it.
   void Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
              const checkpoint::Control& control);
@@ -233,9 +178,9 @@ class Run : public std::enable_shared_from_this<Run> {
   RunMetrics& metrics() { return *metrics_; }
 
   // -- Views
-  const Plan& plan() const { return registry_.plan(); }
+  const Plan& plan() const { return registry().plan(); }
   // What daemons compare: the plan's hash, and for how many devices it is.
-  std::string PlanName() const;
+  std::string PlanName() const { return PlanNameOf(registry()); }
   const std::vector<std::string>& daemons() const { return context_.peers->daemons(); }
   int daemon() const { return context_.peers->self(); }
   int devices() const { return static_cast<int>(context_.devices.size()); }
@@ -262,8 +207,11 @@ class Run : public std::enable_shared_from_this<Run> {
   absl::Status CheckJoined(std::int64_t rank) const;
   absl::Status CheckTrusted(std::int64_t version) const;
   absl::StatusOr<SliceId> Resolve(const SliceAddress& address) const;
+  std::string PlanNameOf(const Registry& registry) const;
   std::string SliceObject(const SliceId& id, const std::string& action) const;
+  Registry& mutable_registry() { return registries_.newest(); }
   void OpenMetrics();
+  void PublishParameters();
   void CountMemory(int sign);
   void CountWorkspace();
   void StartIfReady();
@@ -275,7 +223,22 @@ class Run : public std::enable_shared_from_this<Run> {
                      const std::function<void(std::uint64_t, Effects&)>& event);
   bool IsRepeat(std::int64_t step) const;
   absl::Status NotRunning(std::int64_t rank) const;
-  absl::Status CheckInitial(std::int64_t generation) const;
+  absl::Status CheckInitial(std::int64_t generation, int parameter) const;
+  // run_add.cc
+  absl::Status CheckAdding(std::int64_t rank, std::int64_t generation, std::size_t first) const;
+  absl::StatusOr<std::unique_ptr<PendingAddition>> MakeAddition(const Registry& base,
+                                                                const ParameterAddition& wanted);
+  absl::Status MatchAddition(std::int64_t rank, const ParameterAddition& wanted) const;
+  absl::Status StageAddition(std::int64_t rank, const ParameterAddition& wanted);
+  absl::StatusOr<bool> CheckAdded(std::int64_t rank, std::int64_t generation, std::size_t first,
+                                  const ParameterAddition& wanted) const;
+  absl::Status JoinAddition(std::int64_t rank, std::int64_t generation, std::size_t first,
+                            const ParameterAddition& wanted, std::uint64_t waiter,
+                            const AdditionCallback& done, After& after);
+  void DropAddition(const absl::Status& why, After& after);
+  absl::Status CheckAdopt(const std::string& name) const;
+  bool Grows(const std::string& name) const { return !name.empty() && name != adopted_; }
+  void Adopt();
   absl::StatusOr<std::shared_ptr<StagingBuffer>> LayerMemory(const Layer& layer, Dtype dtype,
                                                              StagingPlace place);
   // Why nothing can be read of this version any more; OK when it can.
@@ -303,6 +266,7 @@ class Run : public std::enable_shared_from_this<Run> {
   absl::Status RecallGeneration();
   absl::Status StoreGeneration();
   absl::Status RaiseLocked(const RaiseOrder& order, std::int64_t now, After& after);
+  absl::Status RaiseHere(const RaiseWish& wish, absl::Time deadline);
   void WatchPromise();
   void TakeUpPromise();
   void MakeMachine();
@@ -330,7 +294,7 @@ class Run : public std::enable_shared_from_this<Run> {
   double LossScaleLocked() const;
 
   const RunContext context_;
-  Registry registry_;
+  Registries registries_;
   std::unique_ptr<Engines> engines_;  // called with the lock held
   std::unique_ptr<RunMetrics> metrics_;
   std::unique_ptr<StepObserver> observer_;
@@ -352,6 +316,7 @@ class Run : public std::enable_shared_from_this<Run> {
   SliceTable initial_slices_, gradient_slices_;
   // Slices of initial values on their way into the state, and who waits to know what became of one.
   std::map<SliceId, std::vector<std::function<void()>>> writing_;
+  int values_from_ = 0;  // parameters below: their values are the state's, none are taken
   bool running_ = false;
   std::set<std::int64_t> left_;
   absl::Status stopped_;
@@ -367,6 +332,12 @@ class Run : public std::enable_shared_from_this<Run> {
 
   std::uint64_t next_waiter_ = 1;
   std::map<std::uint64_t, OutcomeCallback> waiters_;
+
+  // Parameters to be added.
+  std::unique_ptr<PendingAddition> addition_;
+  bool adopt_after_commit_ = false;  // ordered, while a step of before was being committed
+  std::string adopted_;              // the newest addition's name; empty: there was none
+  std::map<std::uint64_t, std::pair<std::int64_t, AdditionCallback>> adders_;  // with their ranks
 
   // Checkpoints.
   struct Staged {

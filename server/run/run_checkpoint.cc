@@ -32,6 +32,10 @@ checkpoint::Control Run::ControlLocked() const {
 void Run::StartImage() {
   auto image = std::make_shared<StateImage>();
   image->control = ControlLocked();
+  // Of before parameters were added.
+  if (spare_copies_ != nullptr && spare_copies_->size() != engines_->count()) {
+    spare_copies_ = nullptr;
+  }
   image->copies = spare_copies_ != nullptr ? std::move(spare_copies_)
                                            : engines_->MakeStateCopies();
   image_ = image;
@@ -100,6 +104,11 @@ absl::StatusOr<std::shared_ptr<StateImage>> Run::TakeImage(std::int64_t step,
   }
 }
 
+std::shared_ptr<StateCopies> Run::MakeStateCopies() const {
+  std::lock_guard lock(mutex_);
+  return engines_->MakeStateCopies();
+}
+
 void Run::GiveBack(std::shared_ptr<StateImage> image) {
   std::lock_guard lock(mutex_);
   if (spare_copies_ == nullptr && context_.checkpoint_every_steps > 0) {
@@ -116,7 +125,9 @@ void Run::Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
                 const checkpoint::Control& control) {
   std::lock_guard lock(mutex_);
   staged_.reset();
-  if (copies != nullptr) staged_ = Staged{name, std::move(copies), control};
+  // Copies of before parameters were added fit nothing any more.
+  if (copies == nullptr || copies->size() != engines_->count()) return;
+  staged_ = Staged{name, std::move(copies), control};
 }
 
 // The lock is held; all state was just forgotten.
@@ -151,11 +162,10 @@ void Run::Restore() {
 }
 
 absl::Status Run::RestoreOnAll(const std::string& name, std::int64_t step, absl::Time deadline) {
-  const RaiseHooks own{
-      .prepare = [&](std::int64_t generation) { return Prepare(generation, true); },
-      .raise = [&](const RaiseOrder& order) { return Raise(order); }};
-  return RaiseGeneration(*context_.peers, this->name(), PlanName(), Position().generation, true,
-                         own, deadline, {name, step});
+  return RaiseHere({.current = Position().generation,
+                    .reinitialize = true,
+                    .restore = {name, step}},
+                   deadline);
 }
 
 void Run::ExpectRestore(std::int64_t step) {

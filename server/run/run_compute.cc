@@ -89,6 +89,7 @@ void Run::FinishCommit(std::int64_t life, const absl::StatusOr<Committed>& resul
                           effects);
     if (machine_->failed()) OnFailed();
     Carry(effects, after);
+    if (adopt_after_commit_) Adopt();
   }
   CallAll(after);
 }
@@ -105,6 +106,7 @@ void Run::FailEngine(std::int64_t life, const std::string& reason) {
     machine_->OnEngineFailure(reason, effects);
     OnFailed();
     Carry(effects, after);
+    if (adopt_after_commit_) Adopt();
   }
   CallAll(after);
 }

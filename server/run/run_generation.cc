@@ -67,11 +67,18 @@ void Run::ForgetGeneration() {
 
 // ---- The two rounds ---------------------------------------------------------------------------
 
-absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool reinitialize) {
+absl::StatusOr<DaemonPromise> Run::Prepare(std::int64_t generation, const RaiseWish& wish) {
   std::lock_guard lock(mutex_);
   if (!stopped_.ok()) return stopped_;
-  if (!reinitialize && !lost_.empty()) return NeedsRestore();
-  if (!reinitialize && machine_ != nullptr && machine_->failed()) {
+  if (!wish.reinitialize && !lost_.empty()) return NeedsRestore();
+  if (wish.unless_made_anew && start_.lineage > wish.current) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": its state was made anew in generation %d, after the %d that the caller has "
+        "seen: register again and look",
+        name(), start_.lineage, wish.current));
+  }
+  MUOND_RETURN_IF_ERROR(CheckAdopt(wish.adopt));
+  if (!wish.reinitialize && machine_ != nullptr && machine_->failed()) {
     return absl::FailedPreconditionError(
         absl::StrFormat("run \"%s\": has failed and needs a restore, a new generation does not "
                         "mend it: %s",
@@ -94,7 +101,8 @@ absl::StatusOr<StepMachine::Promise> Run::Prepare(std::int64_t generation, bool 
   WatchPromise();
   // A promise counts once it outlives the daemon.
   MUOND_RETURN_IF_ERROR(StoreGeneration());
-  return promise;
+  if (Grows(wish.adopt)) addition_->promised = true;
+  return DaemonPromise{std::move(promise), std::ssize(spec().additions), adopted_};
 }
 
 absl::Status Run::Raise(const RaiseOrder& order) {
@@ -123,6 +131,13 @@ absl::Status Run::RaiseLocked(const RaiseOrder& order, std::int64_t now, After& 
     return absl::FailedPreconditionError(absl::StrFormat(
         "run \"%s\": restore from \"%s\": this daemon has not staged it", name(), order.restore));
   }
+  MUOND_RETURN_IF_ERROR(CheckAdopt(order.adopt));
+  const bool grows = Grows(order.adopt);
+  if (grows && !order.restore.empty()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": restore from \"%s\": parameters are being added at the same time", name(),
+        order.restore));
+  }
   Effects effects;
   if (machine_ != nullptr) {
     machine_->OnGeneration(order.generation, order.settled, effects);
@@ -145,6 +160,15 @@ absl::Status Run::RaiseLocked(const RaiseOrder& order, std::int64_t now, After& 
     Reset(order.resume_step);
     if (staged_) Restore();
   }
+  if (addition_ != nullptr) addition_->promised = false;
+  if (!grows && !adopt_after_commit_) return absl::OkStatus();
+  if (!committing_) {
+    Adopt();
+    return absl::OkStatus();
+  }
+  // The last step of before is being committed: nothing of the next comes in until it is.
+  adopt_after_commit_ = true;
+  running_ = false;
   return absl::OkStatus();
 }
 
@@ -155,6 +179,7 @@ void Run::Reset(std::int64_t resume_step) {
   start_.lineage = start_.generation;
   start_.memory.reset();
   restored_ = false;
+  values_from_ = 0;
   image_.reset();
   periodic_version_ = -1;
   image_changed_.notify_all();
@@ -174,21 +199,27 @@ void Run::Reset(std::int64_t resume_step) {
 
 // ---- On all daemons ---------------------------------------------------------------------------
 
-void Run::RaiseOnAll(std::int64_t current, bool reinitialize, const std::string& reason,
-                     absl::Duration wait, StatusCallback done) {
-  spdlog::info("run \"{}\": raising generation {}: {}", name(), current,
+void Run::RaiseOnAll(const RaiseWish& wish, const std::string& reason, absl::Duration wait,
+                     StatusCallback done) {
+  spdlog::info("run \"{}\": raising generation {}: {}", name(), wish.current,
                reason.empty() ? "no reason given" : reason);
   const absl::Time deadline = SteadyNow() + wait;
-  context_.peer_executor->Post([self = shared_from_this(), current, reinitialize, deadline, done] {
-    const std::int64_t now = self->Position().generation;
-    if (current < now) return done(absl::OkStatus());  // somebody was faster
-    const RaiseHooks own{
-        .prepare =
-            [&](std::int64_t generation) { return self->Prepare(generation, reinitialize); },
-        .raise = [&](const RaiseOrder& order) { return self->Raise(order); }};
-    done(RaiseGeneration(*self->context_.peers, self->name(), self->PlanName(), current,
-                         reinitialize, own, deadline));
+  context_.peer_executor->Post([self = shared_from_this(), wish, deadline, done] {
+    {
+      std::lock_guard lock(self->mutex_);
+      // Somebody was faster. While a commit is awaited, what is to be adopted is not yet.
+      const bool grown = !self->Grows(wish.adopt);
+      if (wish.current < self->GenerationLocked() && grown) return done(absl::OkStatus());
+    }
+    done(self->RaiseHere(wish, deadline));
   });
+}
+
+absl::Status Run::RaiseHere(const RaiseWish& wish, absl::Time deadline) {
+  const RaiseHooks own{
+      .prepare = [&](std::int64_t generation) { return Prepare(generation, wish); },
+      .raise = [&](const RaiseOrder& order) { return Raise(order); }};
+  return RaiseGeneration(*context_.peers, name(), PlanName(), wish, own, deadline);
 }
 
 // The lock is held. No step ends between a promise and its raise: where whoever asked for it has
@@ -212,7 +243,7 @@ void Run::TakeUpPromise() {
     // Without its state a daemon can't take part in a generation that keeps the others'.
     if (!stopped_.ok() || !lost_.empty() || failed || PromisedLocked() <= generation) return;
   }
-  RaiseOnAll(generation, false, "it was promised and nobody has raised it",
+  RaiseOnAll({.current = generation}, "it was promised and nobody has raised it",
              context_.peers->patience(),
              [weak = weak_from_this()](const absl::Status& status) {
                const auto self = weak.lock();

@@ -1,10 +1,13 @@
 // The other daemons of the run: votes, and state that was lost; run_generation.cc raises
 // generations.
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "proto/check.h"
 #include "proto/status.h"
 #include "server/run/registry_layout.h"
@@ -16,31 +19,73 @@ namespace {
 
 constexpr absl::Duration kHelloTimeout = absl::Seconds(1);
 
+// "HASH of 2 devices a daemon over LIST" (PlanNameOf, Peers::Agreement), taken apart.
+struct Agreed {
+  explicit Agreed(const std::string& text) {
+    const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(" over ", 1));
+    const std::vector<std::string> plan = absl::StrSplit(parts[0], absl::MaxSplits(" of ", 1));
+    hash = plan[0];
+    devices = std::string(absl::StripSuffix(plan.back(), " devices a daemon"));
+    daemons = parts.size() > 1 ? parts[1] : "";
+  }
+  std::string hash, devices, daemons;
+};
+
+// Why two daemons can't share a run, the nearest cause: each makes those behind it differ, too.
+std::string Difference(const std::string& theirs, const std::string& own) {
+  const Agreed there(theirs), here(own);
+  if (there.daemons != here.daemons) {
+    return absl::StrFormat(
+        "has another list of daemons (%s; here %s): start all with one list of peers in one order",
+        there.daemons, here.daemons);
+  }
+  if (there.devices != here.devices) {
+    return absl::StrFormat(
+        "has %s devices, this one %s: a run needs equally many on every daemon (--devices)", there.devices,
+        here.devices);
+  }
+  return absl::StrFormat(
+      "has another plan (%s; here %s): all must run one version with equal settings", there.hash,
+      here.hash);
+}
+
 }  // namespace
 
 // What daemons compare: equal on all, or they would not agree on who owns what.
-std::string Run::PlanName() const {
-  return absl::StrFormat("%s of %d devices a daemon", registry_.plan().hash, devices());
+std::string Run::PlanNameOf(const Registry& registry) const {
+  return absl::StrFormat("%s of %d devices a daemon", registry.plan().hash, devices());
 }
 
-absl::Status Run::CheckPeer(int daemon, const std::string& agreement) const {
+absl::Status Run::CheckPeer(int daemon, const std::string& agreement, bool exact) const {
   if (daemon < 0 || daemon >= context_.peers->count() || daemon == context_.peers->self()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run \"%s\": daemon %d: no other daemon of this run", name(), daemon));
   }
-  const std::string own = context_.peers->Agreement(PlanName());
-  if (agreement == own) return absl::OkStatus();
+  const auto agrees = [&](const Registry* with) {
+    return with != nullptr && agreement == context_.peers->Agreement(PlanNameOf(*with));
+  };
+  if (agrees(&registry())) return absl::OkStatus();
+  std::unique_lock lock(mutex_);
+  const bool behind = agrees(registries_.former());
+  const bool ahead = addition_ != nullptr && agrees(addition_->registry.get());
+  lock.unlock();
+  if (!exact && (behind || ahead)) return absl::OkStatus();
+  if (behind) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": daemon \"%s\" has it as it was before parameters were added: register with "
+        "these, too",
+        name(), context_.peers->daemons()[daemon]));
+  }
   return absl::FailedPreconditionError(absl::StrFormat(
-      "run \"%s\": daemon \"%s\" has another plan or list of daemons (%s; here %s): all must run "
-      "one version with one list of peers and equally many devices",
-      name(), context_.peers->daemons()[daemon], agreement, own));
+      "run \"%s\": daemon \"%s\" %s", name(), context_.peers->daemons()[daemon],
+      Difference(agreement, context_.peers->Agreement(PlanName()))));
 }
 
 // The lock is held; all ranks have joined.
 void Run::MakeMachine() {
   StepLayout layout =
-      StepLayoutOf(registry_, context_.peers->daemons(), context_.peers->self());
-  initial_.Expect(layout);
+      StepLayoutOf(registry(), context_.peers->daemons(), context_.peers->self());
+  initial_.Expect(layout, values_from_);
   machine_ = std::make_unique<StepMachine>(std::move(layout), spec(), start_);
   if (promised_ > start_.generation) {
     MUOND_CHECK(machine_->OnPrepare(promised_).ok(), "a promise that was given is kept");

@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
   auto add = [&](int parameter, const Box& box, std::int64_t slice) {
     const ParameterSpec& spec = this->spec().parameters[parameter];
     for (const ElementRange& range :
-         RangesInShards(box, *spec.shape, registry_.ShardsHere(parameter))) {
+         RangesInShards(box, *spec.shape, registry().ShardsHere(parameter))) {
       result.push_back({.parameter = routing().parameters[parameter].state,
                         .box = box,
                         .range = range,
@@ -52,13 +52,13 @@ absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::in
   };
   if (slices.empty()) {
     for (std::size_t i = 0; i < spec().parameters.size(); ++i) {
-      const std::vector<Box>& own = registry_.SlicesOf(static_cast<int>(i), rank);
+      const std::vector<Box>& own = registry().SlicesOf(static_cast<int>(i), rank);
       for (std::size_t s = 0; s < own.size(); ++s) add(static_cast<int>(i), own[s], s);
     }
     return result;
   }
   for (const auto& [name, boxes] : slices) {
-    const int parameter = registry_.Find(name);
+    const int parameter = registry().Find(name);
     if (parameter < 0) {
       return absl::NotFoundError(absl::StrFormat(
           "run \"%s\": pull: parameter \"%s\" is not registered", this->name(), name));
@@ -172,7 +172,7 @@ RunSnapshot Run::Snapshot() const {
   snapshot.name = name();
   snapshot.position = PositionLocked();
   snapshot.world_size = spec().world_size;
-  snapshot.ranks_registered = registry_.joined_ranks();
+  snapshot.ranks_registered = registry().joined_ranks();
   for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
     const RoutedParameter& routed = routing().parameters[i];
     if (routed.state == static_cast<int>(i)) snapshot.elements += routed.elements;
@@ -185,7 +185,7 @@ RunSnapshot Run::Snapshot() const {
   snapshot.muon_matrices = routing().muon_matrices;
   snapshot.daemons = context_.peers->daemons();
   snapshot.daemon = context_.peers->self();
-  snapshot.plan_hash = registry_.plan().hash;
+  snapshot.plan_hash = registry().plan().hash;
   snapshot.why_restore = lost_;
   snapshot.overlap = overlap_;
   if (machine_ == nullptr) return snapshot;
@@ -205,7 +205,7 @@ void Run::Describe(std::vector<std::string> names,
                    std::function<void(absl::StatusOr<std::vector<ParameterSnapshot>>)> done) {
   std::vector<int> wanted;
   for (const std::string& name : names) {
-    const int parameter = registry_.Find(name);
+    const int parameter = registry().Find(name);
     if (parameter < 0) {
       return done(absl::NotFoundError(
           absl::StrFormat("run \"%s\": parameter \"%s\" is not registered", this->name(), name)));

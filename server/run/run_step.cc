@@ -37,7 +37,13 @@ absl::Status Run::NotRunning(std::int64_t rank) const {
   if (machine_ == nullptr) {
     return absl::UnavailableError(
         absl::StrFormat("run \"%s\": opening: waiting for ranks [%s] to register", name(),
-                        absl::StrJoin(registry_.missing_ranks(), ", ")));
+                        absl::StrJoin(registry().missing_ranks(), ", ")));
+  }
+  if (adopt_after_commit_) {
+    return absl::UnavailableError(
+        absl::StrFormat("run \"%s\": parameters are being added: the step before is being "
+                        "committed",
+                        name()));
   }
   if (initial_.MissingFrom(rank)) {
     return absl::FailedPreconditionError(
@@ -126,11 +132,11 @@ absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::in
   MUOND_ASSIGN_OR_RETURN(const StepMachine::Admission admission,
                          machine_->Admit(id, generation, step));
   OpenSlice slice{.id = id, .generation = generation, .step = step, .attempt = machine_->attempt()};
-  const Box& box = registry_.SlicesOf(id.parameter, id.rank)[id.slice];
+  const Box& box = registry().SlicesOf(id.parameter, id.rank)[id.slice];
   SliceTarget target{.shape = *spec().parameters[id.parameter].shape};
   // What is not here does not come, neither to be written nor to be compared.
-  if (registry_.ElementsHere(id.parameter) < routing().parameters[id.parameter].elements) {
-    target.shards = registry_.ShardsHere(id.parameter);
+  if (registry().ElementsHere(id.parameter) < routing().parameters[id.parameter].elements) {
+    target.shards = registry().ShardsHere(id.parameter);
   }
   if (admission == StepMachine::Admission::kWrite) {
     MUOND_ASSIGN_OR_RETURN(slice.memory, LayerMemory(LayerOf(id), dtype, place));

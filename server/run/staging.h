@@ -19,6 +19,8 @@ class Staging {
   // `bytes_max`: what may be held at once; 0: what the machine has free.
   explicit Staging(std::int64_t bytes_max) : bytes_max_(bytes_max) {}
 
+  void set_bytes_max(std::int64_t bytes_max) { bytes_max_ = bytes_max; }
+
   // Staging memory of that backend for a tensor, contents undefined. RESOURCE_EXHAUSTED when the
   // limit is reached.
   absl::StatusOr<std::shared_ptr<StagingBuffer>> Acquire(kernels::Backend& backend,
@@ -35,7 +37,7 @@ class Staging {
  private:
   absl::Status CheckRoom(std::int64_t bytes);
 
-  const std::int64_t bytes_max_;
+  std::int64_t bytes_max_;
   std::int64_t room_ = 0;  // of the machine's free memory, what was asked for last
   // Whose, where, how many bytes.
   using Kind = std::tuple<const kernels::Backend*, StagingPlace, std::size_t>;

@@ -177,6 +177,10 @@ class MachineDriver {
     Carry(effects);
     generation = machine.generation();
   }
+  void Grow(const StepLayout& to, const RunSpec& spec = Spec()) {
+    layout = to;
+    machine.OnLayout(to, spec);
+  }
   absl::Status Vote(const CastVote& cast) {
     Effects effects;
     const absl::Status status = machine.OnVote(cast, effects);

@@ -53,6 +53,23 @@ StepMemory StepMachine::memory() const {
           .last_outcome = last_outcome_};
 }
 
+void StepMachine::OnLayout(StepLayout layout, const RunSpec& spec) {
+  MUOND_CHECK(attempt_.empty() && phase_ == Phase::kCollecting, "parameters come between steps");
+  MUOND_CHECK(layout.world_size == index_->world_size() && layout.self == index_->self() &&
+                  layout.daemons == index_->layout().daemons,
+              "ranks and daemons stay");
+  MUOND_CHECK(std::ssize(layout.parameters) >= index_->parameters(), "parameters stay");
+  for (int p = 0; p < index_->parameters(); ++p) {
+    MUOND_CHECK(layout.parameters[p].name == index_->parameter(p).name, "parameters stay");
+  }
+  index_ = std::make_shared<const LayoutIndex>(std::move(layout));
+  for (const GroupSpec& group : spec.groups) {
+    muon_.emplace(group.name, group.muon);
+    adamw_.emplace(group.name, group.adamw);
+  }
+  NextAttempt();
+}
+
 void StepMachine::Advance(Effects& effects) {
   if (phase_ == Phase::kCollecting) {
     if (attempt_.AllSkipped()) return Cast(SkipVote(), effects);

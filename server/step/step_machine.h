@@ -232,6 +232,10 @@ class StepMachine {
   // goes on and its waiters get the outcome. Ignored unless higher.
   void OnGeneration(std::int64_t generation, const std::vector<CastVote>& settled,
                     Effects& effects);
+  // Parameters were added behind those that are there, and groups perhaps. Between steps only
+  // (checked): the change of generation that brought them has ended what was in flight. Position,
+  // votes, scaler, last outcome and the hyperparameters in force stay.
+  void OnLayout(StepLayout layout, const RunSpec& spec);
   // No further steps (drain, close): the step in flight is discarded, waiters get `status` (not OK:
   // checked), later calls too. A commit under way goes on and its waiters get the outcome. A step
   // that this daemon has voted on stays in flight, since the others may apply it: its verdict, or a

@@ -1,10 +1,13 @@
 // What a daemon's death does to a run: the others apply nothing, everyone is told in time, and the
 // run goes on from the trainers' parameters when they ask for it.
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/backend.h"
 #include "server/cluster/hello.h"
 #include "tests/support/cluster_fixture.h"
 #include "tests/support/raw_trainer.h"
@@ -12,6 +15,7 @@
 namespace muond::cluster {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 RunSpec Spec(std::int64_t world_size = 1) {
@@ -148,7 +152,24 @@ TEST(Daemons, APeerWithAnotherListOfPeersIsRefused) {
                                 absl::Seconds(5));
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_TRUE(absl::IsFailedPrecondition(answers[0].status)) << answers[0].status;
-  EXPECT_THAT(answers[0].status.ToString(), HasSubstr("another plan or list of daemons"));
+  EXPECT_THAT(answers[0].status.ToString(), HasSubstr("has another list of daemons"));
+}
+
+// Refused by the daemon that comes second, with both numbers; the run is the first one's still.
+TEST(Daemons, OneWithAnotherNumberOfDevicesIsRefused) {
+  Cluster cluster(2, Impatient(), [](int daemon, ServiceOptions& options) {
+    options.make_backends = [daemon](const kernels::BackendOptions& made) {
+      std::vector<std::unique_ptr<kernels::Backend>> backends;
+      for (int i = 0; i <= daemon; ++i) backends.push_back(kernels::MakeCpuBackend(made));
+      return backends;
+    };
+  });
+  const auto opened = client::Session::Open(Spec(), 0, CutOf(Spec(), {}, 0),
+                                            {.channel = cluster.channel(0)});
+  EXPECT_TRUE(absl::IsFailedPrecondition(opened.status())) << opened.status();
+  EXPECT_THAT(opened.status().ToString(),
+              AllOf(HasSubstr("has 2 devices, this one 1: "),
+                    HasSubstr("(--devices)")));
 }
 
 }  // namespace

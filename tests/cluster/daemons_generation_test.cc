@@ -1,6 +1,8 @@
 // Raising the generation: what is in flight starts over on all daemons, what was applied stays.
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/support/cluster_fixture.h"
@@ -50,7 +52,7 @@ TEST_P(Generation, ARankThatWaitsStepsAgainByItself) {
   const StepInput input{.gradients = {{NoiseFor(run_.spec(), 1)}}};
   absl::StatusOr<StepOutcome> waited = absl::UnknownError("not answered");
   std::thread waiting([&] { waited = run_.StepRank(0, input); });
-  while (run_.Status().waiting_ranks_size() != 1) absl::SleepFor(absl::Milliseconds(5));
+  Eventually("one rank waits", [&] { return run_.Status().waiting_ranks_size() == 1; });
   ASSERT_TRUE(run_.session(1).RaiseGeneration("its gradients were lost").ok());
   const auto outcome = run_.StepRank(1, input);
   waiting.join();
@@ -75,6 +77,54 @@ TEST_P(Generation, ReinitializingForgetsTheStateAndKeepsTheStep) {
   const StepOutcome outcome = run_.Step(NoiseFor(run_.spec(), 9));
   EXPECT_TRUE(outcome.applied);
   EXPECT_EQ(outcome.step, 3);
+}
+
+// Ranks that all want it, each through another daemon: one state comes of it, with everybody's
+// values, and nobody's are wiped by whoever comes second.
+TEST(Generations, TwoThatReinitializeAtATimeEndInOneState) {
+  for (int repetition = 0; repetition < 4; ++repetition) {
+    Cluster cluster(3, {.threads = 1, .peer_patience = absl::Milliseconds(300)});
+    const RunSpec spec = Spec(3);
+    TestRun run(cluster.channel(0), spec, {.cut = {Cut::kFlat}});
+    ASSERT_TRUE(run.Step(NoiseFor(spec, 1)).applied);
+    const Tensors weights = run.Weights();
+    cluster.Stop(1);
+    cluster.Start(1);
+    std::vector<std::unique_ptr<client::Session>> sessions;
+    for (int rank = 0; rank < 3; ++rank) {
+      sessions.push_back(Must(client::Session::Open(
+          spec, rank, run.slices(rank),
+          {.channel = cluster.channel(rank), .transport = "grpc"})));
+    }
+    std::vector<std::string> memory[3];
+    std::vector<absl::Status> told(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        std::vector<client::SliceSource> sources;
+        for (const auto& [name, boxes] : run.slices(rank)) {
+          for (std::size_t i = 0; i < boxes.size(); ++i) {
+            memory[rank].push_back(
+                BoxBytes(boxes[i], *run.parameter(name).shape, weights.at(name), Dtype::kF32));
+            sources.push_back({.parameter = name,
+                               .slice = static_cast<std::int64_t>(i),
+                               .elements = boxes[i].Elements()});
+          }
+        }
+        for (std::size_t i = 0; i < sources.size(); ++i) sources[i].data = memory[rank][i].data();
+        told[rank] = sessions[rank]->Reinitialize(sources, "all at once").status();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& each : told) EXPECT_TRUE(each.ok()) << each;
+    // All values are there: the run goes on without anybody sending them again.
+    for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(run.session(rank).Rejoin().ok());
+    EXPECT_EQ(run.session(0).state(), v1::RUN_STATE_RUNNING);
+    EXPECT_EQ(run.session(0).next_step(), 1);
+    EXPECT_EQ(run.Weights(), weights);
+    EXPECT_TRUE(run.Step(NoiseFor(spec, 2)).applied);
+    EXPECT_EQ(run.Describe("a").t(), 1);
+  }
 }
 
 // Two coordinators with one number could give it to two orders.

@@ -1,7 +1,6 @@
 // What a raise of the generation leaves behind that was broken off half way: promises that nobody
 // takes up, daemons with new and with old state, and what a daemon still knows when it comes back.
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <thread>
@@ -9,10 +8,8 @@
 
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
-#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
-#include "proto/status.h"
-#include "server/cluster/peers.h"
+#include "tests/cluster/half_coordinator.h"
 #include "tests/support/cluster_fixture.h"
 
 namespace muond::cluster {
@@ -28,49 +25,6 @@ RunSpec Spec(std::int64_t world_size = 1) {
 ServiceOptions Options(absl::Duration patience = absl::Milliseconds(300)) {
   return {.threads = 1, .peer_patience = patience};
 }
-
-// A coordinator that says only what a test has it say, in the name of one of the daemons.
-class HalfCoordinator {
- public:
-  HalfCoordinator(TestRun& run, int self)
-      : peers_({.daemons = DaemonsOf(run), .self = self}, absl::Seconds(1)),
-        introduction_(peers_.Introduction(
-            "run", run.session().registered().plan_hash() + " of 1 devices a daemon")) {}
-
-  absl::Status Prepare(int daemon, std::int64_t generation, bool reinitialize = false) {
-    grpc::ClientContext context;
-    SetDeadline(context);
-    v1::PrepareRequest request;
-    *request.mutable_peer() = introduction_;
-    request.set_generation(generation);
-    request.set_reinitialize(reinitialize);
-    v1::PrepareReply reply;
-    return FromGrpc(peers_.stub(daemon).Prepare(&context, request, &reply));
-  }
-  absl::Status Reinitialize(int daemon, std::int64_t generation, std::int64_t step) {
-    grpc::ClientContext context;
-    SetDeadline(context);
-    v1::RaiseRequest request;
-    *request.mutable_peer() = introduction_;
-    request.set_generation(generation);
-    request.set_reinitialize(true);
-    request.set_resume_step(step);
-    v1::RaiseReply reply;
-    return FromGrpc(peers_.stub(daemon).Raise(&context, request, &reply));
-  }
-
- private:
-  // As they call themselves.
-  static std::vector<std::string> DaemonsOf(TestRun& run) {
-    const auto& daemons = run.session().registered().daemons();
-    return {daemons.begin(), daemons.end()};
-  }
-  static void SetDeadline(grpc::ClientContext& context) {
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
-  }
-  Peers peers_;
-  const v1::PeerRun introduction_;
-};
 
 // Whoever asked for the promises has died: the trainers need do nothing about it.
 TEST(Promise, ThatNobodyTakesUpIsRaisedByTheDaemonsThemselves) {
@@ -138,15 +92,9 @@ TEST(Raise, IsAcknowledgedOnlyAfterACommitThatIsInFlight) {
   TestRun run(cluster.channel(0), Spec(2), {.cut = {Cut::kFlat}});
   StepInput input{.gradients = {{NoiseFor(run.spec(), 1)}}};
   std::thread stepping([&] { run.TryStep(input); });
-  client::Admin admin(cluster.channel(0), absl::Seconds(5));
-  // All have finished and nothing is missing: the verdict has fallen or is about to.
-  const auto committing = [&] {
-    const v1::RunStatus status = Must(admin.Status("run")).runs(0);
-    return status.step_in_flight() && status.waiting_ranks_size() == 0 &&
-           status.waiting_slices() == 0;
-  };
-  while (!committing()) absl::SleepFor(absl::Milliseconds(2));
-  absl::SleepFor(absl::Milliseconds(100));
+  HalfCoordinator first(run, 0), second(run, 1);
+  Eventually("the verdict falls", [&] { return second.KnowsAllVotes(0, 0); });
+  Eventually("the verdict falls", [&] { return first.KnowsAllVotes(1, 0); });
   const auto other = Must(client::Session::Open(run.spec(), 0, run.slices(0),
                                                 {.channel = cluster.channel(0)}));
   ASSERT_TRUE(other->RaiseGeneration("test").ok());

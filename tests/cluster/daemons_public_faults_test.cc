@@ -1,9 +1,11 @@
 // Faults that other distributed optimizers were reported for, over several daemons: each test
 // carries the name of its issue. tests/regressions.md lists all of them, here and elsewhere.
+#include <cmath>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/metrics/exposition_for_test.h"
 #include "tests/support/cluster_fixture.h"
 #include "tests/support/raw_trainer.h"
 
@@ -61,6 +63,44 @@ TEST(PublicFaults, Torchft183_AShardThatFailsBeforeTheCommitIsAppliedNowhere) {
     EXPECT_EQ(status.steps_applied(), 1) << daemon;
     EXPECT_EQ(status.position().next_step(), 1) << daemon;
   }
+}
+
+// There the optimizer took it that somebody else had orthogonalized already, and nobody had.
+TEST(PublicFaults, DeepSpeed8441_WhatTheServiceAppliesItHasOrthogonalizedItself) {
+  Cluster cluster(2);
+  RunSpec spec = SpecOf({Matrix("a", 4, 4), Matrix("b", 4, 4)});
+  TestRun run(cluster.channel(0), spec);
+  const Tensors before = run.Weights();
+  const Tensors gradients = NoiseFor(spec, 7);
+  EXPECT_EQ(run.Step(gradients).newton_schulz_calls, 2) << "one for each matrix";
+  double calls = 0;
+  for (int daemon = 0; daemon < 2; ++daemon) {
+    const auto samples = ParseExposition(cluster.service(daemon).Metrics());
+    calls += samples.at("muond_newton_schulz_calls_total{group=\"muon\",run=\"run\"}");
+  }
+  EXPECT_EQ(calls, 2);
+  // Gradient descent would leave the gradient's direction; this update has singular values near 1.
+  for (const char* name : {"a", "b"}) {
+    double update = 0, descent = 0;
+    const Tensors after = run.Weights();
+    for (int i = 0; i < 16; ++i) {
+      const double was = (1 - 0.1 * 0.1) * before.at(name)[i];
+      update += std::pow((after.at(name)[i] - was) / 0.1, 2);
+      descent += std::pow((after.at(name)[i] - was) / 0.1 + gradients.at(name)[i], 2);
+    }
+    EXPECT_NEAR(std::sqrt(update), 1.8, 0.5) << "four singular values of about 1";
+    EXPECT_GT(std::sqrt(descent), 0.1) << "not the gradient itself";
+  }
+}
+
+TEST(PublicFaults, NorMuon3_AbsentIsUntouchedAndZeroDecays) {
+  Cluster cluster(2);
+  RunSpec spec = SpecOf({Matrix("a", 4, 4), Matrix("b", 4, 4)});
+  TestRun run(cluster.channel(0), spec, {.initial = {{"a", Floats(16, 1)}, {"b", Floats(16, 1)}}});
+  ASSERT_TRUE(run.Step({{"b", Floats(16, 0)}}).applied);
+  EXPECT_EQ(run.Weights().at("a"), Floats(16, 1));
+  EXPECT_EQ(run.Weights().at("b"), Floats(16, .99f));
+  EXPECT_EQ(run.Describe("a").t(), 0);
 }
 
 }  // namespace

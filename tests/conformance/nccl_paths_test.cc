@@ -98,10 +98,23 @@ class Trainer {
   const RunSpec& spec() const { return spec_; }
   client::ChosenTransport path() const { return session_->transports()[0]; }
 
-  std::vector<client::SliceSource> Sources(const Tensors& tensors) {
+  // Adds these and sends their values.
+  void Add(const std::vector<ParameterSpec>& parameters) {
+    RunSpec alone = spec_;
+    alone.parameters = parameters;
+    const RankSlices slices = cluster::CutOf(alone, {cluster::Cut::kRows, 1}, 0);
+    Must(session_->AddParameters({.groups = {}, .parameters = parameters, .slices = slices}));
+    const std::size_t first = spec_.parameters.size();
+    spec_ = Extended(std::move(spec_), {}, parameters);
+    slices_.insert(slices.begin(), slices.end());
+    ASSERT_TRUE(Must(session_->Initialize(Sources(cluster::NoiseFor(spec_, 1), first))));
+  }
+
+  std::vector<client::SliceSource> Sources(const Tensors& tensors, std::size_t first = 0) {
     bytes_.clear();
     std::vector<client::SliceSource> sources;
-    for (const ParameterSpec& parameter : spec_.parameters) {
+    for (std::size_t p = first; p < spec_.parameters.size(); ++p) {
+      const ParameterSpec& parameter = spec_.parameters[p];
       const std::vector<Box>& boxes = slices_.at(parameter.name);
       for (std::size_t i = 0; i < boxes.size(); ++i) {
         bytes_.push_back(cluster::BoxBytes(boxes[i], *parameter.shape, tensors.at(parameter.name),
@@ -138,8 +151,8 @@ class Trainer {
   void Initialize() { ASSERT_TRUE(Must(session_->Initialize(Noise(1)))); }
 
  private:
-  const RunSpec spec_;
-  const RankSlices slices_;
+  RunSpec spec_;
+  RankSlices slices_;
   const int gpu_;
   std::vector<std::string> bytes_, pulled_;
   std::unique_ptr<client::Session> session_;
@@ -183,6 +196,26 @@ TEST_F(NcclPaths, SlicesByColumnsArePackedAndArrive) {
     trained.push_back(TwentySteps(daemon, trainer, true));
   }
   EXPECT_EQ(trained[0], trained[1]);
+}
+
+// The pair's windows were made for smaller slices than those that are added.
+TEST_F(NcclPaths, WhatIsAddedLaterHasRoom) {
+  std::vector<std::string> digests;
+  for (const char* transport : {"grpc", "nccl"}) {
+    PathDaemon daemon(WithNccl());
+    client::SessionOptions options = OptionsFor(daemon, transport);
+    options.nccl_window_bytes = 4096;
+    Trainer trainer(options);
+    trainer.Initialize();
+    Must(trainer.session().Step({}, trainer.Noise(5)));
+    trainer.Add({cluster::Matrix("w.late", 900, 600)});
+    const StepOutcome outcome = Must(trainer.session().Step({}, trainer.Noise(6)));
+    EXPECT_TRUE(outcome.applied);
+    EXPECT_EQ(trainer.path().name, transport);
+    Must(trainer.session().Pull(outcome.version, trainer.Sinks()));
+    digests.push_back(DigestOf(daemon.service()));
+  }
+  EXPECT_EQ(digests[0], digests[1]);
 }
 
 TEST_F(NcclPaths, AutoTakesNcclWhereTheGpusAreTwoAndSaysSo) {

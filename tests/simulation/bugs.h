@@ -22,6 +22,8 @@ enum class Bug : std::uint8_t {
   kMixedLineages,     // a generation is raised on new and on old state at once
   kEarlyApply,        // state is touched before the verdict
   kSkipTouchesState,  // a skipped step leaves a trace
+  kGrowsAlone,        // a daemon that has taken parameters on is not followed by the others
+  kGrowthForgets,     // parameters come with a new machine, which knows no votes of before
 };
 
 inline constexpr std::pair<Bug, std::string_view> kBugs[] = {
@@ -37,6 +39,8 @@ inline constexpr std::pair<Bug, std::string_view> kBugs[] = {
     {Bug::kMixedLineages, "mixed-lineages"},
     {Bug::kEarlyApply, "early-apply"},
     {Bug::kSkipTouchesState, "skip-touches-state"},
+    {Bug::kGrowsAlone, "grows-alone"},
+    {Bug::kGrowthForgets, "growth-forgets"},
 };
 
 inline std::optional<Bug> FindBug(std::string_view name) {

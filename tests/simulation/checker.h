@@ -34,6 +34,9 @@ struct Coverage {
   std::int64_t settled = 0;               // steps consumed by settled votes
   std::int64_t raised_during_commit = 0;
   std::int64_t reinitializations = 0;  // once for each daemon
+  std::int64_t grown = 0;              // late parameters taken on, once for each daemon
+  std::int64_t grown_after_commit = 0;  // of these, after the commit that the order came in
+  std::int64_t followed = 0;            // of these, since another daemon had them
   std::int64_t taken_up = 0;           // promises, by a daemon that had given them
   std::int64_t discarded_votes = 0;    // steps thrown away after this daemon had voted
   std::int64_t early_votes = 0;        // for the next step

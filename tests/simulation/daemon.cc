@@ -35,6 +35,31 @@ void Daemon::Crash() {
   telling_.reset();
   raise_calls_.clear();
   lineage_ = 0;
+  grown_ = grow_after_commit_ = false;
+}
+
+StepLayout Daemon::Layout() const {
+  const Scenario& scenario = world_.scenario();
+  const bool all = grown_ || scenario.grows_at == 0;
+  return scenario.model.LayoutOf(id_, all ? scenario.model.parameters.size() : scenario.late);
+}
+
+void Daemon::Grow() {
+  world_.Log(absl::StrFormat("daemon %d grows before step %d", id_, machine_->next_step()));
+  ++checker_.coverage.grown;
+  if (grow_after_commit_) ++checker_.coverage.grown_after_commit;
+  grown_ = true;
+  grow_after_commit_ = false;
+  if (bug_ == Bug::kGrowthForgets) {
+    const StepStart start{.generation = machine_->generation(),
+                          .next_step = machine_->next_step(),
+                          .lineage = lineage_,
+                          .memory = machine_->memory()};
+    machine_ = std::make_unique<StepMachine>(Layout(), world_.scenario().spec, start);
+    return;
+  }
+  machine_->OnLayout(Layout(), world_.scenario().spec);
+  Check();
 }
 
 void Daemon::Restart() {
@@ -65,7 +90,7 @@ void Daemon::StartLineage(std::int64_t lineage, std::int64_t step) {
   waiters_.clear();
   telling_.reset();
   machine_ =
-      std::make_unique<StepMachine>(world_.scenario().model.LayoutOf(id_), world_.scenario().spec,
+      std::make_unique<StepMachine>(Layout(), world_.scenario().spec,
                                     StepStart{
                                         .generation = lineage,
                                         .next_step = step,
@@ -80,6 +105,7 @@ Position Daemon::Where() const {
   Position position;
   position.usable = usable();
   position.committing = commit_open_;
+  position.grown = grown_;
   position.lineage = lineage_;
   position.generation = disk_.generation;
   position.promised = disk_.promised;

@@ -58,6 +58,11 @@ class Daemon {
   void Reply(const Message& call, Answer answer);
   void ReplyStatus(const Message& call, const absl::Status& status);
   void StartLineage(std::int64_t lineage, std::int64_t step);
+  // As Run::Adopt: the late parameters are there from now on.
+  void Grow();
+  StepLayout Layout() const;
+  // The end of a commit is awaited before they are: nobody is let in meanwhile.
+  bool Closed(const Message& message);
   // Has the machine take an event and carries out what follows.
   void Feed(const std::function<void(Effects&)>& event);
   void Carry(const Effects& effects, std::int64_t generation);
@@ -103,6 +108,7 @@ class Daemon {
   std::vector<Message> raise_calls_;  // to be answered when the raiser is done
 
   // In memory.
+  bool grown_ = false, grow_after_commit_ = false;
   std::int64_t lineage_ = 0;
   std::int64_t epoch_ = 0;  // of machine and engine: tells the answers of an earlier engine
   std::unique_ptr<StepMachine> machine_;

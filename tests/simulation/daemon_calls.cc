@@ -25,8 +25,14 @@ std::int64_t Daemon::Generation(std::int64_t told) const {
   return bug_ == Bug::kNoGenerationCheck ? machine_->generation() : told;
 }
 
+bool Daemon::Closed(const Message& message) {
+  if (!usable()) ReplyStatus(message, NoState());
+  if (usable() && grow_after_commit_) ReplyStatus(message, absl::UnavailableError("growing"));
+  return !usable() || grow_after_commit_;
+}
+
 void Daemon::On(const Message& message, const BeginCall& call) {
-  if (!usable()) return ReplyStatus(message, NoState());
+  if (Closed(message)) return;
   absl::Status status;
   Feed([&](Effects& effects) {
     status = machine_->OnBegin(call.rank, Generation(call.generation), call.begin, effects);
@@ -35,7 +41,7 @@ void Daemon::On(const Message& message, const BeginCall& call) {
 }
 
 void Daemon::On(const Message& message, const PushCall& call) {
-  if (!usable()) return ReplyStatus(message, NoState());
+  if (Closed(message)) return;
   const auto admission = machine_->Admit(call.id, Generation(call.generation), call.step);
   if (!admission.ok()) {
     ++checker_.coverage.stale_pushes;
@@ -85,7 +91,7 @@ void Daemon::Wait(const Message& message, std::uint64_t waiter) {
 }
 
 void Daemon::On(const Message& message, const FinishCall& call) {
-  if (!usable()) return ReplyStatus(message, NoState());
+  if (Closed(message)) return;
   const std::uint64_t waiter = ++waiters_made_;
   waiters_[waiter] = {message.from, message.call};
   const auto& last = machine_->last_outcome();
@@ -100,7 +106,7 @@ void Daemon::On(const Message& message, const FinishCall& call) {
 }
 
 void Daemon::On(const Message& message, const SkipCall& call) {
-  if (!usable()) return ReplyStatus(message, NoState());
+  if (Closed(message)) return;
   const std::uint64_t waiter = ++waiters_made_;
   waiters_[waiter] = {message.from, message.call};
   Feed([&](Effects& effects) {
@@ -123,16 +129,18 @@ void Daemon::On(const Message& message, const CancelCall& call) {
 void Daemon::On(const Message& message, const JoinCall&) { ReplyStatus(message, absl::OkStatus()); }
 
 void Daemon::On(const Message& message, const NewGenerationCall& call) {
-  if (!raiser_->active() && usable() && disk_.generation > call.above && !commit_open_) {
+  const bool grown = grown_ || !call.grow;
+  if (!raiser_->active() && usable() && disk_.generation > call.above && !commit_open_ && grown) {
     return ReplyStatus(message, absl::OkStatus());
   }
-  if (raiser_->active() && raiser_->reinitializes() != call.reinitialize) {
+  if (raiser_->active() && (raiser_->reinitializes() != call.reinitialize ||
+                            (call.grow && !raiser_->grows()))) {
     return ReplyStatus(message, absl::UnavailableError("another order is on its way"));
   }
   raise_calls_.push_back(message);
   if (raiser_->active()) return;
   raiser_->Start(
-      std::max(disk_.generation, call.above), call.reinitialize, call.resume_step,
+      std::max(disk_.generation, call.above), call.reinitialize, call.resume_step, call.grow,
       [this](const absl::Status& status) {
         world_.Log(absl::StrFormat("daemon %d: raising ends: %s", id_, status.ToString()));
         for (const Message& waiting : raise_calls_) ReplyStatus(waiting, status);
@@ -142,7 +150,7 @@ void Daemon::On(const Message& message, const NewGenerationCall& call) {
 
 void Daemon::On(const Message& message, const VotesCall& call) {
   if (!usable()) return ReplyStatus(message, NoState());
-  Hear(call.votes);
+  if (!grow_after_commit_) Hear(call.votes);
   Answer answer;
   answer.votes = machine_->VotesOf(call.step);
   Reply(message, std::move(answer));
@@ -217,7 +225,7 @@ void Daemon::WatchPromise() {
     if (!usable() || disk_.promised != promised || promised <= disk_.generation) return;
     if (raiser_->active()) return WatchPromise();
     ++checker_.coverage.taken_up;
-    raiser_->Start(disk_.generation, false, 0, [this](const absl::Status& status) {
+    raiser_->Start(disk_.generation, false, 0, false, [this](const absl::Status& status) {
       for (const Message& waiting : raise_calls_) ReplyStatus(waiting, status);
       raise_calls_.clear();
     });
@@ -240,9 +248,16 @@ void Daemon::On(const Message& message, const RaiseCall& call) {
     ++checker_.coverage.generations;
     disk_.generation = call.generation;
     disk_.promised = call.generation;
+    const bool grows = call.grow && !grown_ && machine_ != nullptr;
     if (call.reinitialize) {
       ++checker_.coverage.reinitializations;
+      grow_after_commit_ = false;
+      grown_ = grown_ || call.grow;
       StartLineage(call.generation, call.resume_step);
+    } else if (grows && commit_open_) {
+      grow_after_commit_ = true;
+    } else if (grows) {
+      Grow();
     }
   }
   // It holds only when nothing of the old generation is under way.
@@ -256,7 +271,7 @@ void Daemon::On(const Message& message, const Answer& answer) {
     telling_->heard[message.from] = world_.now();
   }
   // Those of a promise are for the raiser alone.
-  if (usable() && message.call <= calls_) Hear(answer.votes);
+  if (usable() && !grow_after_commit_ && message.call <= calls_) Hear(answer.votes);
 }
 
 }  // namespace muond::simulation

@@ -9,6 +9,7 @@ bool Daemon::EngineFails() {
   }
   ++checker_.coverage.engine_failures;
   Feed([&](Effects& effects) { machine_->OnEngineFailure("out of memory", effects); });
+  if (grow_after_commit_) Grow();
   return true;
 }
 
@@ -53,6 +54,7 @@ void Daemon::Run(const CommitEffect& commit) {
     if (epoch != epoch_) return;
     engine_busy_ = false;
     Feed([&](Effects& effects) { machine_->OnCommitted({}, effects); });
+    if (grow_after_commit_) Grow();
     RunNextJob();
   });
 }

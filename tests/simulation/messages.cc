@@ -35,8 +35,8 @@ std::string Text(const SkipCall& call) {
 std::string Text(const CancelCall& call) { return absl::StrFormat("cancel #%d", call.call); }
 std::string Text(const JoinCall&) { return "join"; }
 std::string Text(const NewGenerationCall& call) {
-  return absl::StrFormat("new generation above g%d%s", call.above,
-                         call.reinitialize ? ", reinitialize" : "");
+  return absl::StrFormat("new generation above g%d%s%s", call.above,
+                         call.reinitialize ? ", reinitialize" : "", call.grow ? ", grow" : "");
 }
 std::string Text(const VotesCall& call) {
   return absl::StrFormat("votes for s%d: %s", call.step, Votes(call.votes));
@@ -46,8 +46,9 @@ std::string Text(const PrepareCall& call) {
 }
 std::string Text(const RaiseCall& call) {
   return absl::StrFormat(
-      "raise g%d settled [%s]%s", call.generation, Votes(call.settled),
-      call.reinitialize ? absl::StrFormat(" reinitialize at s%d", call.resume_step) : "");
+      "raise g%d settled [%s]%s%s", call.generation, Votes(call.settled),
+      call.reinitialize ? absl::StrFormat(" reinitialize at s%d", call.resume_step) : "",
+      call.grow ? " grow" : "");
 }
 std::string Text(const Answer& answer) {
   std::string text = absl::StrFormat("answer %s at g%d s%d%s%s", answer.status.ToString(),

@@ -52,6 +52,7 @@ struct NewGenerationCall {
   std::int64_t above = 0;
   bool reinitialize = false;
   std::int64_t resume_step = 0;
+  bool grow = false;  // with the late parameters
 };
 
 // -- Calls of daemons.
@@ -68,12 +69,14 @@ struct RaiseCall {
   std::vector<CastVote> settled;
   bool reinitialize = false;
   std::int64_t resume_step = 0;
+  bool grow = false;
 };
 
 // -- Answers.
 struct Position {
   bool usable = false;  // it has state, and has not failed
   bool committing = false;
+  bool grown = false;   // it has the late parameters
   std::int64_t lineage = 0;
   std::int64_t generation = 0;
   std::int64_t promised = 0;

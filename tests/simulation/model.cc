@@ -107,12 +107,13 @@ StepLayout Model::WholeLayout() const {
   return layout;
 }
 
-StepLayout Model::LayoutOf(int daemon) const {
+StepLayout Model::LayoutOf(int daemon, std::size_t count) const {
   StepLayout layout = WholeLayout();
+  layout.parameters.resize(count);
   layout.self = daemon;
   layout.daemons.clear();
   for (int d = 0; d < daemons; ++d) layout.daemons.push_back(absl::StrFormat("daemon-%d", d));
-  for (std::size_t p = 0; p < parameters.size(); ++p) {
+  for (std::size_t p = 0; p < count; ++p) {
     StepLayout::Parameter& entry = layout.parameters[p];
     std::int64_t all = 0;
     std::int64_t here = 0;

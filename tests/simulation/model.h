@@ -37,8 +37,8 @@ struct Model {
   bool IsState(int p) const { return parameters[p].state == p; }
   // Whether the slice has a block that the daemon owns.
   bool Reaches(int p, const BlockRange& slice, int daemon) const;
-  // As one of several daemons sees the run.
-  StepLayout LayoutOf(int daemon) const;
+  // As one of several daemons sees the run, as far as its first `count` parameters.
+  StepLayout LayoutOf(int daemon, std::size_t count) const;
   // As the only daemon would.
   StepLayout WholeLayout() const;
 };

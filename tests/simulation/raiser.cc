@@ -21,9 +21,9 @@ Raiser::Raiser(int self, World& world, Bug bug, std::int64_t& proposed,
       later_(std::move(later)),
       calls_(kFirstCall + static_cast<std::uint64_t>(world.now())) {}
 
-void Raiser::Start(std::int64_t above, bool reinitialize, std::int64_t resume_step,
+void Raiser::Start(std::int64_t above, bool reinitialize, std::int64_t resume_step, bool grow,
                    std::function<void(const absl::Status&)> done) {
-  order_ = {.reinitialize = reinitialize, .resume_step = resume_step};
+  order_ = {.reinitialize = reinitialize, .resume_step = resume_step, .grow = grow};
   done_ = std::move(done);
   later_(kPatience, [this, mine = ++try_] {
     if (active() && try_ == mine) End(absl::UnavailableError("not all daemons have answered"));
@@ -87,6 +87,8 @@ void Raiser::Order() {
   for (const auto& answer : answers_) {
     promises.push_back({answer->position.next_step, answer->votes, answer->position.lineage});
     order_.resume_step = std::max(order_.resume_step, answer->position.next_step);
+    // Nobody falls back behind one that has grown.
+    if (bug_ != Bug::kGrowsAlone) order_.grow = order_.grow || answer->position.grown;
   }
   if (!order_.reinitialize) {
     const std::vector<std::string> names(promises.size(), "some");

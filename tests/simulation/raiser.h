@@ -25,10 +25,12 @@ class Raiser {
 
   bool active() const { return phase_ != Phase::kIdle; }
   bool reinitializes() const { return order_.reinitialize; }
+  bool grows() const { return order_.grow; }
   // Tries to raise it above `above`; `done` gets OK once all have raised it, UNAVAILABLE when some
   // daemon did not answer in time or went higher, FAILED_PRECONDITION when only a
   // re-initialization helps. Not while active.
-  void Start(std::int64_t above, bool reinitialize, std::int64_t resume_step,
+  // `grow`: with the late parameters; in any case where a daemon that has promised has them.
+  void Start(std::int64_t above, bool reinitialize, std::int64_t resume_step, bool grow,
              std::function<void(const absl::Status&)> done);
   void OnAnswer(const Message& message);
 

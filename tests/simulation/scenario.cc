@@ -1,5 +1,6 @@
 #include "tests/simulation/scenario.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "server/step/loss_scaler.h"
@@ -18,7 +19,8 @@ enum Purpose : std::uint64_t {
   kBlockOverflow,
   kStateOverflow,
   kInitial,
-  kDigest
+  kDigest,
+  kGrow
 };
 
 constexpr Time kSecond = 1'000'000;
@@ -74,6 +76,22 @@ void DrawFaults(Random& random, int nodes, Faults& faults) {
   faults.lie = rate(0.1);
 }
 
+// Half of the scenarios grow, by the last parameters whose ties begin among them.
+void DrawGrowth(Scenario& scenario) {
+  const std::uint64_t hash = Hash(scenario.seed, kGrow);
+  const auto& parameters = scenario.model.parameters;
+  int late = static_cast<int>(parameters.size());
+  const int wanted = 1 + static_cast<int>(hash / 2 % 3);
+  for (int p = late - 1; p > 0 && late > static_cast<int>(parameters.size()) - wanted; --p) {
+    const bool own = std::all_of(parameters.begin() + p, parameters.end(),
+                                 [p](const ModelParameter& one) { return one.state >= p; });
+    if (own) late = p;
+  }
+  if (hash % 2 == 0 || late == static_cast<int>(parameters.size())) return;
+  scenario.late = late;
+  scenario.grows_at = 1 + static_cast<std::int64_t>(hash / 8 % (scenario.steps - 1));
+}
+
 }  // namespace
 
 double Scenario::LossScale(std::int64_t lineage, std::int64_t step, double told) const {
@@ -102,6 +120,7 @@ std::optional<SkipCause> Scenario::SkipOf(std::int64_t lineage, std::int64_t ste
 }
 
 bool Scenario::Absent(int p, std::int64_t rank, std::int64_t step, const Content& content) const {
+  if (Late(p) && step < grows_at) return true;
   // Sliced: on all ranks alike, whatever they lost. Replicated: each as it likes.
   const bool alike = !model.parameters[p].replicated;
   return Happens(Hash(seed, kAbsent, content.lineage, step, p, alike ? 0 : rank + 1,
@@ -110,9 +129,10 @@ bool Scenario::Absent(int p, std::int64_t rank, std::int64_t step, const Content
 }
 
 std::vector<std::string> Scenario::AbsentOf(std::int64_t rank, std::int64_t step,
-                                            const Content& content) const {
+                                            const Content& content, bool grown) const {
   std::vector<std::string> names;
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+    if (Late(static_cast<int>(p)) && !grown) continue;
     if (Absent(static_cast<int>(p), rank, step, content)) {
       names.push_back(model.parameters[p].name);
     }
@@ -160,6 +180,7 @@ Scenario MakeScenario(std::uint64_t seed) {
   scenario.trainer_skip = random.Pick<double>({0, 0.2});
   scenario.absent = random.Pick<double>({0, 0.2});
   DrawFaults(random, daemons + world_size, scenario.faults);
+  DrawGrowth(scenario);
   return scenario;
 }
 

@@ -53,6 +53,13 @@ struct Scenario {
   Model model;
   RunSpec spec;
   std::int64_t steps = 0;
+  // Parameters from `late` on are added to the run when trainers come to step `grows_at`: until
+  // then they are absent for whoever knows them already.
+  int late = 0;
+  std::int64_t grows_at = 0;  // 0: none is
+  bool Late(int p) const { return grows_at > 0 && p >= late; }
+  // Whether all daemons must have them before this step.
+  bool MustGrow(std::int64_t step) const { return grows_at > 0 && step >= grows_at; }
   bool any_daemon_raises = false;  // else daemon 0 only
   // Trainers begin the next step once one daemon has told the outcome, else once all have.
   bool eager = false;
@@ -69,8 +76,9 @@ struct Scenario {
   // The trainers skip the step on their own word.
   std::optional<SkipCause> SkipOf(std::int64_t lineage, std::int64_t step) const;
   bool Absent(int p, std::int64_t rank, std::int64_t step, const Content& content) const;
-  std::vector<std::string> AbsentOf(std::int64_t rank, std::int64_t step,
-                                    const Content& content) const;
+  // Without those that a run does not have that has not `grown`.
+  std::vector<std::string> AbsentOf(std::int64_t rank, std::int64_t step, const Content& content,
+                                    bool grown = true) const;
 
   // -- Data. `block` counts in the parameter.
   GradientBlock Gradient(const SliceId& id, std::int64_t step, const Content& content,

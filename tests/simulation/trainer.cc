@@ -121,7 +121,7 @@ void Trainer::OnJoined() {
     const bool alike_state = position->lineage == first.lineage || bug_ == Bug::kMixedLineages ||
                              bug_ == Bug::kSharedNumbers;
     usable = usable && position->usable && alike_state;
-    alike = alike && position->generation == first.generation;
+    alike = alike && position->generation == first.generation && position->grown == first.grown;
     committing = committing || position->committing;
     lowest = std::min(lowest, position->next_step);
     highest = std::max(highest, position->next_step);
@@ -142,6 +142,7 @@ void Trainer::OnJoined() {
 
 void Trainer::TakePlace(std::int64_t lowest, const Position& at) {
   generation_ = at.generation;
+  grown_ = at.grown;
   // What one daemon has consumed the others will: an eager rank is ahead of them.
   if (at.lineage == lineage_ && lowest < step_ - (world_.scenario().eager ? 1 : 0)) {
     checker_.Violation(absl::StrFormat("rank %d finished step %d, a daemon is back at step %d",
@@ -173,6 +174,7 @@ void Trainer::TakePlace(std::int64_t lowest, const Position& at) {
     ++content_.number;
     ++checker_.coverage.new_gradients;
   }
+  if (!grown_ && world_.scenario().MustGrow(step_)) return AskForGeneration(false);
   std::vector<std::int64_t> next_steps;
   for (const auto& position : joined_) next_steps.push_back(position->next_step);
   if (!elsewhere) return StartStep(next_steps);
@@ -184,7 +186,8 @@ void Trainer::AskForGeneration(bool reinitialize) {
   mismatches_ = 0;
   const bool any = world_.scenario().any_daemon_raises;
   const int daemon = any ? static_cast<int>(world_.random().Below(daemons_)) : 0;
-  Send(daemon, NewGenerationCall{generation_, reinitialize, step_}, kRaiseTimeout);
+  const bool grow = world_.scenario().MustGrow(step_);
+  Send(daemon, NewGenerationCall{generation_, reinitialize, step_, grow}, kRaiseTimeout);
 }
 
 }  // namespace muond::simulation

@@ -91,6 +91,7 @@ class Trainer {
   std::int64_t generation_ = 0;
   std::int64_t step_ = 0;
   double loss_scale_ = 1;
+  bool grown_ = false;  // the daemons have the late parameters
   Content content_;
   // Gradients are gone since then: new ones may be pushed above the generation, once it is known.
   bool lost_ = false;

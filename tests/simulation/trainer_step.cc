@@ -105,7 +105,7 @@ void Trainer::Finish(int daemon) {
   const std::uint64_t number =
       Send(daemon,
            MaybeLie(daemon, FinishCall{rank_, generation_, step_,
-                                       world_.scenario().AbsentOf(rank_, step_, content_)}),
+                                       world_.scenario().AbsentOf(rank_, step_, content_, grown_)}),
            kFinishTimeout);
   if (world_.healed() || !world_.random().Chance(world_.scenario().faults.cancel)) return;
   Later(world_.random().Between(1'000, 50'000), [this, daemon, number, round = round_] {
@@ -210,8 +210,8 @@ void Trainer::EndLink(int daemon, const StepOutcome& outcome) {
   ++step_;
   loss_scale_ = outcome.next_loss_scale;
   content_ = {lineage_, 0};
-  // Joining tells what there is to do after the last step.
-  done() ? Join() : Compute();
+  // Joining tells what there is to do after the last step, and has the run grow.
+  done() || (!grown_ && world_.scenario().MustGrow(step_)) ? Join() : Compute();
 }
 
 }  // namespace muond::simulation

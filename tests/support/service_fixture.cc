@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "grpcpp/channel.h"
+#include "proto/steady_time.h"
 #include "tests/support/device_like_backend.h"
 
 namespace muond::cluster {
@@ -60,6 +62,14 @@ Box PieceOf(const Dims& shape, std::int64_t elements, Cut::Kind kind, std::int64
 }
 
 }  // namespace
+
+void Eventually(const std::string& what, const std::function<bool()>& is_so) {
+  const absl::Time deadline = SteadyNow() + absl::Minutes(1);
+  while (!is_so()) {
+    MUOND_CHECK(SteadyNow() < deadline, what + ": a minute has passed");
+    absl::SleepFor(absl::Milliseconds(3));
+  }
+}
 
 std::unique_ptr<Service> StartService(ServiceOptions options) {
   const char* devices = std::getenv("MUOND_TEST_DEVICES");
@@ -175,7 +185,7 @@ std::string BoxBytes(const Box& box, const Dims& shape, const Floats& tensor, Dt
 
 TestRun::TestRun(const std::shared_ptr<grpc::Channel>& channel, RunSpec spec,
                  TestRunOptions options)
-    : spec_(std::move(spec)), admin_(channel, absl::Seconds(60)) {
+    : spec_(std::move(spec)), cut_(options.cut), admin_(channel, absl::Seconds(60)) {
   for (std::int64_t rank = 0; rank < spec_.world_size; ++rank) {
     slices_.push_back(CutOf(spec_, options.cut, rank));
     sessions_.push_back(Must(client::Session::Open(spec_, rank, slices_.back(),
@@ -206,11 +216,44 @@ void TestRun::Reinitialize(const Tensors& values) {
   MUOND_CHECK(complete, "complete with the last values");
 }
 
-bool TestRun::InitializeRank(std::int64_t rank, const Tensors& values, bool anew) {
+std::vector<absl::Status> TestRun::TryAdd(const ParameterAddition& addition) {
+  std::vector<absl::Status> told(sessions_.size());
+  std::vector<std::thread> threads;
+  for (std::int64_t rank = 0; rank < spec_.world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      RunSpec alone = spec_;
+      alone.parameters = addition.parameters;
+      told[rank] = session(rank).AddParameters(
+          {addition.groups, addition.parameters, CutOf(alone, cut_, rank)});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return told;
+}
+
+void TestRun::Add(const ParameterAddition& addition, const Tensors& initial) {
+  for (const absl::Status& told : TryAdd(addition)) Must(told);
+  const std::size_t first = spec_.parameters.size();
+  RunSpec alone = spec_;
+  alone.parameters = addition.parameters;
+  spec_ = Extended(std::move(spec_), addition.groups, addition.parameters);
+  Tensors values = NoiseFor(spec_, 1);
+  for (const auto& [name, value] : initial) values.at(name) = value;
+  bool complete = false;
+  for (std::int64_t rank = 0; rank < spec_.world_size; ++rank) {
+    slices_[rank].merge(CutOf(alone, cut_, rank));
+    complete = InitializeRank(rank, values, false, first);
+  }
+  MUOND_CHECK(complete, "complete with the last values");
+}
+
+bool TestRun::InitializeRank(std::int64_t rank, const Tensors& values, bool anew,
+                             std::size_t from) {
   std::vector<std::string> memory;
   std::vector<SliceSource> sources;
   std::set<std::string> ties;
-  for (const ParameterSpec& parameter : spec_.parameters) {
+  for (std::size_t p = from; p < spec_.parameters.size(); ++p) {
+    const ParameterSpec& parameter = spec_.parameters[p];
     // Names that are tied share the values of the first.
     const bool first = parameter.tie.empty() || ties.insert(parameter.tie).second;
     if (!first || !slices_[rank].contains(parameter.name)) continue;

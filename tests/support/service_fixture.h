@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,6 +42,9 @@ T Must(absl::StatusOr<T> result) {
   return *std::move(result);
 }
 inline void Must(const absl::Status& status) { MUOND_CHECK(status.ok(), status.ToString()); }
+
+// Asks every few milliseconds until it is so; after a minute ends the process with `what`.
+void Eventually(const std::string& what, const std::function<bool()>& is_so);
 
 // ---- Services and specs -----------------------------------------------------------------------
 
@@ -125,6 +129,11 @@ class TestRun {
   // All ranks go on from these values, whatever state the daemons have or have lost.
   void Reinitialize(const Tensors& values);
 
+  // All ranks add these parameters at once, cut as the others, and then their values (those that
+  // are missing get NoiseFor(spec, 1)); or what each was told.
+  void Add(const ParameterAddition& addition, const Tensors& initial = {});
+  std::vector<absl::Status> TryAdd(const ParameterAddition& addition);
+
   // Whole tensors at the present version, put together from what all ranks pull: in the parameters'
   // dtype, or the fp32 master weights.
   Tensors Pulled() { return PullAll(false); }
@@ -142,11 +151,13 @@ class TestRun {
   client::Admin& admin() { return admin_; }
 
  private:
-  // True when the run then has all values. `anew`: by Session::Reinitialize.
-  bool InitializeRank(std::int64_t rank, const Tensors& values, bool anew);
+  // True when the run then has all values. `anew`: by Session::Reinitialize. Parameters from `from`
+  // on.
+  bool InitializeRank(std::int64_t rank, const Tensors& values, bool anew, std::size_t from = 0);
   Tensors PullAll(bool master);
 
   RunSpec spec_;
+  const Cut cut_;
   std::vector<RankSlices> slices_;
   std::vector<std::unique_ptr<client::Session>> sessions_;
   client::Admin admin_;

@@ -18,7 +18,7 @@ TELLS = {
     "server/daemon/secure_listen.cc": "now",  # likewise
     "server/engine/diagnostics.cc": "time_since_epoch",  # the time of a sample
     "server/run/checkpointer.cc": "OnCheckpointSaved|saved_at|ToUnixNanos",
-    "server/run/run.cc": "opened",
+    "server/run/run_create.cc": "opened",
     # Times of steps, for events and dashboards.
     "server/run/run_compute.cc": "OnVerdict|OnStepFailed",
     "server/run/run_peers.cc": "OnVote",
