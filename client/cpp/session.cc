@@ -232,15 +232,6 @@ absl::Status Session::RaiseOnce(v1::RaiseGenerationRequest request) {
   return result.status;
 }
 
-absl::Status Session::Raise(bool reinitialize, const std::string& reason) {
-  v1::RaiseGenerationRequest request;
-  *request.mutable_id() = Id();
-  request.set_reinitialize(reinitialize);
-  request.set_reason(reason);
-  MUOND_RETURN_IF_ERROR(RaiseOnce(std::move(request)));
-  return Rejoin();
-}
-
 absl::Status Session::AwaitRestore(absl::Duration timeout) {
   const absl::Time deadline = SteadyNow() + timeout;
   absl::BitGen random;
@@ -260,25 +251,46 @@ absl::Status Session::AwaitRestore(absl::Duration timeout) {
   }
 }
 
-absl::Status Session::RaiseGeneration(const std::string& reason) { return Raise(false, reason); }
+absl::Status Session::RaiseGeneration(const std::string& reason) {
+  v1::RaiseGenerationRequest request;
+  *request.mutable_id() = Id();
+  request.set_reason(reason);
+  MUOND_RETURN_IF_ERROR(RaiseOnce(std::move(request)));
+  return Rejoin();
+}
 
 absl::StatusOr<bool> Session::Reinitialize(std::span<const SliceSource> values,
                                            const std::string& reason) {
   MUOND_RETURN_IF_ERROR(table_->Check("initialize", values, 1));
   const std::int64_t seen = generation_;
-  constexpr int kTriesMax = 10;
+  constexpr int kPatience = 8;  // looks
+  const absl::Time deadline = SteadyNow() + options_.call_timeout;
   absl::BitGen random;
-  for (int tries = 1;; ++tries) {
+  for (int looks = 1;; ++looks) {
     MUOND_RETURN_IF_ERROR(Rejoin());
+    const bool anew =
+        state() == v1::RUN_STATE_OPENING || registered_.position().lineage() > seen;
     // Another rank may have raised it for all: then only the values are missing.
-    const bool opening = state() == v1::RUN_STATE_OPENING;
-    const bool anew = opening || registered_.position().lineage() > seen;
     if (anew && one_generation_ && mixed_.ok()) return Initialize(values);
-    const absl::Status raised = Raise(true, reason);
-    if (raised.ok()) return Initialize(values);
+    absl::Status raised;
+    // While the daemons are in two generations another rank is raising it, and would have its state
+    // wiped; only one that has died half way needs help.
+    if (one_generation_ || looks % kPatience == 0) {
+      v1::RaiseGenerationRequest request;
+      *request.mutable_id() = Id();
+      request.set_reinitialize(true);
+      request.set_reason(reason);
+      raised = RaiseOnce(std::move(request));
+    }
     // Of ranks that want it at a time one has it; the others are refused and look again.
-    if (!absl::IsFailedPrecondition(raised) || tries == kTriesMax) return raised;
-    absl::SleepFor(BackoffDelay(tries, random));
+    if (!raised.ok() && !absl::IsFailedPrecondition(raised)) return raised;
+    if (SteadyNow() >= deadline) {
+      return !raised.ok() ? raised
+                          : absl::DeadlineExceededError(absl::StrFormat(
+                                "run \"%s\": reinitialize: the daemons do not come to one state",
+                                spec_.name));
+    }
+    if (!raised.ok() || !one_generation_) absl::SleepFor(BackoffDelay(std::min(looks, 5), random));
   }
 }
 

@@ -289,7 +289,6 @@ class Session {
   // Of all daemons; they must agree.
   absl::StatusOr<StepOutcome> Consume(const std::vector<v1::FinishReply>& replies);
   std::vector<SlicePart> PartsFor(int daemon, std::span<const SliceSource> sources) const;
-  absl::Status Raise(bool reinitialize, const std::string& reason);
   // On all daemons, without joining again.
   absl::Status RaiseOnce(v1::RaiseGenerationRequest request);
   // Asks all daemons; true when they have the parameters already. `name`: what they call them.

@@ -121,11 +121,14 @@ absl::Status Engine::BindShards() {
   return absl::OkStatus();
 }
 
+// None of a parameter that was added after this engine was made: another has it.
 std::span<ShardState> Engine::ShardsOf(int parameter) {
+  if (parameter + 1 >= std::ssize(begin_)) return {};
   return std::span(states_).subspan(begin_[parameter], begin_[parameter + 1] - begin_[parameter]);
 }
 
 std::span<const ShardState> Engine::ShardsOf(int parameter) const {
+  if (parameter + 1 >= std::ssize(begin_)) return {};
   return std::span(states_).subspan(begin_[parameter], begin_[parameter + 1] - begin_[parameter]);
 }
 

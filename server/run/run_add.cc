@@ -91,14 +91,15 @@ absl::Status Run::MatchAddition(std::int64_t rank, const ParameterAddition& want
 }
 
 // Sees to it that there is an addition to join. One that nobody waits for any more, of a try that
-// was given up, makes room for another.
+// was given up, makes room for another: who has joined that one may come otherwise now.
 absl::Status Run::StageAddition(std::int64_t rank, const ParameterAddition& wanted) {
   const Registry* base = nullptr;
   {
     std::lock_guard lock(mutex_);
     if (addition_ != nullptr) {
       const bool stale = adders_.empty() && !addition_->promised;
-      if (!stale || MatchAddition(rank, wanted).ok()) return absl::OkStatus();
+      const bool answered = addition_->registry->complete() && MatchAddition(rank, wanted).ok();
+      if (!stale || answered) return absl::OkStatus();
       addition_ = nullptr;
     }
     base = &registry();
@@ -206,7 +207,7 @@ void Run::AdditionDeadline(std::uint64_t waiter) {
     done = std::move(found->second.second);
     status = absl::DeadlineExceededError(absl::StrFormat(
         "run \"%s\": add parameters: deadline passed; missing: ranks [%s], which have not asked "
-        "for them; what has come in is kept",
+        "for them",
         name(), absl::StrJoin(addition_->registry->missing_ranks(), ", ")));
     adders_.erase(found);
   }
@@ -215,8 +216,18 @@ void Run::AdditionDeadline(std::uint64_t waiter) {
 
 // Its call was cancelled: nobody waits, and what the rank asked for binds nobody.
 void Run::AdditionGone(std::uint64_t waiter) {
-  std::lock_guard lock(mutex_);
-  adders_.erase(waiter);
+  After after;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = adders_.find(waiter);
+    if (found == adders_.end()) return;
+    const std::int64_t rank = found->second.first;
+    adders_.erase(found);
+    DropAddition(absl::UnavailableError(absl::StrFormat(
+                     "run \"%s\": add parameters: rank %d has gone: ask again", name(), rank)),
+                 after);
+  }
+  CallAll(after);
 }
 
 // ---- The step border --------------------------------------------------------------------------

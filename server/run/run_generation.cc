@@ -205,13 +205,13 @@ void Run::RaiseOnAll(const RaiseWish& wish, const std::string& reason, absl::Dur
                reason.empty() ? "no reason given" : reason);
   const absl::Time deadline = SteadyNow() + wait;
   context_.peer_executor->Post([self = shared_from_this(), wish, deadline, done] {
+    bool raised = false;  // somebody was faster
     {
       std::lock_guard lock(self->mutex_);
-      // Somebody was faster. While a commit is awaited, what is to be adopted is not yet.
-      const bool grown = !self->Grows(wish.adopt);
-      if (wish.current < self->GenerationLocked() && grown) return done(absl::OkStatus());
+      // While a commit is awaited, what is to be adopted is not yet.
+      raised = wish.current < self->GenerationLocked() && !self->Grows(wish.adopt);
     }
-    done(self->RaiseHere(wish, deadline));
+    done(raised ? absl::OkStatus() : self->RaiseHere(wish, deadline));
   });
 }
 

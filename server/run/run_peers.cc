@@ -41,8 +41,8 @@ std::string Difference(const std::string& theirs, const std::string& own) {
   }
   if (there.devices != here.devices) {
     return absl::StrFormat(
-        "has %s devices, this one %s: a run needs equally many on every daemon (--devices)", there.devices,
-        here.devices);
+        "has %s devices, this one %s: a run needs equally many on every daemon (--devices)",
+        there.devices, here.devices);
   }
   return absl::StrFormat(
       "has another plan (%s; here %s): all must run one version with equal settings", there.hash,

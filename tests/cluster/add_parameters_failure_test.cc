@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "proto/convert.h"
 #include "tests/cluster/half_coordinator.h"
+#include "tests/cluster/steps_of.h"
 #include "tests/support/cluster_fixture.h"
 #include "tests/support/raw_trainer.h"
 
@@ -160,8 +161,8 @@ TEST(AddingDuringACommit, WaitsForItsEnd) {
   stepping.join();
   ASSERT_EQ(other->next_step(), 1) << "the step was applied before";
   EXPECT_EQ(run.Status().steps_applied(), 1);
-  EXPECT_EQ(run.Describe("a").t(), 1);
-  EXPECT_EQ(run.Describe("new").t(), 0);
+  EXPECT_EQ(StepsOf(cluster, "a"), 1);
+  EXPECT_EQ(StepsOf(cluster, "new"), 0);
 }
 
 // ---- A coordinator that dies ------------------------------------------------------------------
@@ -226,8 +227,8 @@ TEST_F(HalfAdopted, TheOthersFollow) {
       {.parameter = "new", .data = values.data(), .elements = 64},
       {.parameter = "w", .data = values.data(), .elements = 4}};
   EXPECT_TRUE(Must(run_.session().Initialize(sources)));
-  EXPECT_EQ(run_.Describe("a").t(), 1);
-  EXPECT_EQ(run_.Describe("new").t(), 0);
+  EXPECT_EQ(StepsOf(cluster_, "a"), 1);
+  EXPECT_EQ(StepsOf(cluster_, "new"), 0);
 }
 
 // It died before anybody had: they are not added, and may be at the next try.
@@ -240,7 +241,7 @@ TEST_F(HalfAdopted, PromisesAloneAddNothing) {
   EXPECT_TRUE(run_.Step(NoiseFor(run_.spec(), 1)).applied);
   run_.Add(Late());
   EXPECT_TRUE(run_.Step(NoiseFor(run_.spec(), 2)).applied);
-  EXPECT_EQ(run_.Describe("new").t(), 1);
+  EXPECT_EQ(StepsOf(cluster_, "new"), 1);
 }
 
 // Of one that was told of other parameters, or of none, nothing is taken.

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/metrics/exposition_for_test.h"
 #include "tests/cluster/checkpoint_story.h"
+#include "tests/cluster/steps_of.h"
 #include "tests/support/cluster_fixture.h"
 #include "tests/support/raw_trainer.h"
 
@@ -71,8 +72,8 @@ TEST_P(AddParameters, PyTorch46750_WhatWasThereStaysAndTheNewHasStateOfItsOwn) {
   EXPECT_EQ(outcome.step, 2);
   EXPECT_EQ(outcome.applied_steps, 3);
   EXPECT_EQ(outcome.newton_schulz_calls, 3) << "Muon is on for the new one, too";
-  for (const ParameterSpec& spec : First()) EXPECT_EQ(run_.Describe(spec.name).t(), 3);
-  for (const ParameterSpec& spec : Second()) EXPECT_EQ(run_.Describe(spec.name).t(), 1);
+  for (const ParameterSpec& spec : First()) EXPECT_EQ(StepsOf(cluster_, spec.name), 3);
+  for (const ParameterSpec& spec : Second()) EXPECT_EQ(StepsOf(cluster_, spec.name), 1);
 }
 
 TEST_P(AddParameters, ThePlanMayGrowSeveralTimesAndBeforeTheFirstStep) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/cluster/steps_of.h"
 #include "tests/support/cluster_fixture.h"
 
 namespace muond::cluster {
@@ -123,7 +124,7 @@ TEST(Generations, TwoThatReinitializeAtATimeEndInOneState) {
     EXPECT_EQ(run.session(0).next_step(), 1);
     EXPECT_EQ(run.Weights(), weights);
     EXPECT_TRUE(run.Step(NoiseFor(spec, 2)).applied);
-    EXPECT_EQ(run.Describe("a").t(), 1);
+    EXPECT_EQ(StepsOf(cluster, "a"), 1);
   }
 }
 

@@ -61,6 +61,8 @@ class Checker {
   // A daemon has state at `first_step`, in a lineage that is new to it.
   void OnLineage(int daemon, std::int64_t lineage, std::int64_t first_step);
   void OnPromise(int daemon, std::int64_t generation);
+  // A daemon with state has come to this generation, with the late parameters or without.
+  void OnRaised(int daemon, std::int64_t generation, bool grown);
   void OnVote(int daemon, std::int64_t lineage, const Vote& vote);
   // A daemon threw away the step in flight, unconsumed.
   void OnDiscard(int daemon, std::int64_t lineage, std::int64_t generation, std::int64_t step);
@@ -100,6 +102,7 @@ class Checker {
   std::map<std::int64_t, Lineage> lineages_;
   std::map<std::pair<std::int64_t, std::int64_t>, Ballot> ballots_;  // by generation and step
   std::map<int, std::int64_t> promises_;
+  std::map<std::int64_t, std::pair<int, bool>> grown_;  // by generation: who came first, and how
   std::string violation_;
 };
 

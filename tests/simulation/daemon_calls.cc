@@ -249,6 +249,7 @@ void Daemon::On(const Message& message, const RaiseCall& call) {
     disk_.generation = call.generation;
     disk_.promised = call.generation;
     const bool grows = call.grow && !grown_ && machine_ != nullptr;
+    if (grows && call.follow) ++checker_.coverage.followed;
     if (call.reinitialize) {
       ++checker_.coverage.reinitializations;
       grow_after_commit_ = false;
@@ -259,6 +260,7 @@ void Daemon::On(const Message& message, const RaiseCall& call) {
     } else if (grows) {
       Grow();
     }
+    if (usable()) checker_.OnRaised(id_, call.generation, grown_ || grow_after_commit_);
   }
   // It holds only when nothing of the old generation is under way.
   if (commit_open_) return ReplyStatus(message, absl::UnavailableError("committing"));

@@ -70,6 +70,7 @@ struct RaiseCall {
   bool reinitialize = false;
   std::int64_t resume_step = 0;
   bool grow = false;
+  bool follow = false;  // it grows since another daemon has grown
 };
 
 // -- Answers.

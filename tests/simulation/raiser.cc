@@ -87,9 +87,11 @@ void Raiser::Order() {
   for (const auto& answer : answers_) {
     promises.push_back({answer->position.next_step, answer->votes, answer->position.lineage});
     order_.resume_step = std::max(order_.resume_step, answer->position.next_step);
-    // Nobody falls back behind one that has grown.
-    if (bug_ != Bug::kGrowsAlone) order_.grow = order_.grow || answer->position.grown;
   }
+  // Nobody falls back behind one that has grown.
+  const bool grown = std::any_of(answers_.begin(), answers_.end(),
+                                 [](const auto& answer) { return answer->position.grown; });
+  if (grown && !order_.grow && bug_ != Bug::kGrowsAlone) order_.grow = order_.follow = true;
   if (!order_.reinitialize) {
     const std::vector<std::string> names(promises.size(), "some");
     if (const absl::Status one = CheckOneLineage(names, promises);

@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Planted{Bug::kMixedLineages, true, "of lineage"},
                       Planted{Bug::kEarlyApply, false, "is not the reference's"},
                       Planted{Bug::kSkipTouchesState, false, "is not the reference's"},
-                      Planted{Bug::kGrowsAlone, false, "not all steps are consumed"},
+                      Planted{Bug::kGrowsAlone, false, "have different parameters"},
                       Planted{Bug::kGrowthForgets, false, "throws away step"}),
     [](const ::testing::TestParamInfo<Planted>& info) {
       std::string name(NameOf(info.param.bug));
