@@ -1,11 +1,16 @@
 """One rank of a small training, under torchrun or not:
-`distributed_program.py WAY OUT [ENDPOINT [STEPS PAUSE]]`.
+`distributed_program.py WAY OUT [ENDPOINT [STEPS PAUSE [SAVE DEATHS PIDFILE]]]`.
 
 Writes the full parameters, losses, digest and layouts that rank 0 ends with to OUT (torch.save).
 Global batches are the same for every number of ranks, so all ways must end alike. With PAUSE,
-seconds, rank 0 prints the number of each step before it is taken, and waits so long.
+seconds, rank 0 prints the number of each step before it is taken, and waits so long. Before step
+SAVE a checkpoint is saved. DEATHS, "3:0,5:01": in step 3 the daemon whose process PIDFILE names is
+killed when rank 0 has its new parameters and no other rank has; in step 5 when 0 and 1 have.
 """
 
+import os
+import pathlib
+import signal
 import sys
 import time
 
@@ -100,6 +105,33 @@ def full(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def die_between_pulls(opt, deaths, pid_file):
+    """Has the daemon die in the named steps when the step is taken and just some ranks, by
+    {step: ranks}, have pulled."""
+    session, group = opt._binding.session, dist.new_group()
+    rank, whole = dist.get_rank(), session.step_and_pull
+
+    def step_and_pull(terms, slices, sinks, absent, scale):
+        step = session.position().next_step
+        have = deaths.pop(step, None)
+        if have is None:
+            return whole(terms, slices, sinks, absent, scale)
+        if str(rank) in have:
+            outcome = whole(terms, slices, sinks, absent, scale)
+        else:
+            outcome = session.step(terms, slices, absent, scale)
+        dist.barrier(group)
+        if rank == 0:
+            os.kill(int(pathlib.Path(pid_file).read_text()), signal.SIGKILL)
+            print(f"killed {step}", flush=True)
+        dist.barrier(group)
+        if str(rank) not in have:
+            session.pull(outcome.version, sinks)
+            raise AssertionError(f"step {step}: a dead daemon was pulled from")
+        return outcome
+    session.step_and_pull = step_and_pull
+
+
 def main():
     way, out = sys.argv[1:3]
     endpoint = sys.argv[3] if len(sys.argv) > 3 else None
@@ -115,7 +147,15 @@ def main():
         gradients="local" if way == "local" else "reduced", **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=64., enabled=way == "fsdp_amp")
     steps, pause = (int(sys.argv[4]), float(sys.argv[5])) if len(sys.argv) > 4 else (STEPS, 0)
+    save, deaths, pid_file = sys.argv[6:9] if len(sys.argv) > 6 else (-1, "", "")
+    if deaths:
+        opt.next_step  # joins the run
+        die_between_pulls(opt, {int(step): ranks for step, ranks in (
+            death.split(":") for death in deaths.split(","))}, pid_file)
+    saved = False
     for step in opt.steps(steps, rewind=[scaler]):
+        if step == int(save) and not saved:
+            saved = opt.save_checkpoint()
         if pause and rank == 0:
             print(f"step {step}", flush=True)
             time.sleep(pause)

@@ -21,8 +21,9 @@ from muond.torch import layout
 PROGRAM = pathlib.Path(__file__).with_name("distributed_program.py")
 
 
-def run(way, ranks, *arguments, at_step=None):
-    """What rank 0 of a training ends with. `at_step`: called with each step that it prints."""
+def run(way, ranks, *arguments, at_step=None, at_death=None):
+    """What rank 0 of a training ends with. `at_step`: called with each step that it prints,
+    `at_death`: likewise, when it has killed the daemon."""
     with tempfile.TemporaryDirectory(prefix="muond-torch-") as folder:
         out = pathlib.Path(folder) / "out.pt"
         launcher = [] if ranks == 0 else [
@@ -35,6 +36,8 @@ def run(way, ranks, *arguments, at_step=None):
             for line in process.stdout:
                 if at_step and line.startswith("step "):
                     at_step(int(line.split()[1]))
+                if line.startswith("killed "):
+                    at_death(int(line.split()[1]))
             code = process.wait()
             watchdog.cancel()
             log.seek(0)
@@ -91,6 +94,42 @@ class Distributed(TorchTest):
 
     def test_ranks_go_back_together_when_a_daemon_died(self):
         self.go_through_a_death("ddp", 2)
+
+    def die_between_pulls(self, way, ranks, deaths):
+        """A daemon is killed when a step is taken and some ranks have its parameters and some have
+        not. With the checkpoint of before step 3 all of them take step 3 again, with the gradients
+        that they have, or go back to it from the later ones."""
+        steps = 7
+        with tempfile.TemporaryDirectory(prefix="muond-torch-", dir="/tmp") as folder:
+            flags = ["--checkpoint-dir", folder]
+            pid_file = pathlib.Path(folder) / "pid"
+            killed, seen = [], []
+
+            def start(**options):
+                daemon = self.daemon(*flags, **options)
+                pid_file.write_text(str(daemon.process.pid))
+                return daemon
+            daemon = start()
+
+            def at_death(step):
+                killed.append(step)
+                daemon.socket.unlink()
+                start(directory=daemon.directory)
+            result = run(way, ranks, daemon.unix, steps, 0.01, 3, deaths, pid_file,
+                         at_step=seen.append, at_death=at_death)
+        self.assertEqual(killed, [3, 5])
+        self.assertEqual(seen, [0, 1, 2, 3, 4, 5, 3, 4, 5, 6])
+        self.assertEqual(result["applied"], steps)
+        undisturbed = run(way, ranks, self.daemon().unix, steps, 0)
+        self.assertEqual(result["digest"], undisturbed["digest"])
+        for name, value in undisturbed["parameters"].items():
+            self.assertTrue(torch.equal(result["parameters"][name], value), name)
+
+    def test_a_daemon_that_dies_between_the_pulls_of_2_ranks(self):
+        self.die_between_pulls("ddp", 2, "3:0,5:1")
+
+    def test_a_daemon_that_dies_between_the_pulls_of_3_shards(self):
+        self.die_between_pulls("fsdp", 3, "3:12,5:0")
 
     @unittest.skipUnless(LONG, "the long form has all ways: tests/run --full")
     def test_others_go_back_together_too(self):

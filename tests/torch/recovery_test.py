@@ -157,11 +157,18 @@ class Recovery(TorchTest):
     def test_the_only_daemon_dies_in_the_middle_of_steps(self):
         cluster = self.cluster(1)
 
-        def die():
-            cluster.kill(0)
-            cluster.restart(0)
-        self.train_through(cluster, {5: lambda _: self.later(die), 11: lambda _: self.later(die)},
-                           async_push=True)
+        threads = []
+
+        def die_soon(_):
+            def die():
+                time.sleep(0.03)
+                cluster.kill(0)
+                cluster.restart(0)
+            threads.append(threading.Thread(target=die))
+            threads[-1].start()
+        # The last death comes before the last steps, however fast they are.
+        self.train_through(cluster, {5: die_soon, 9: die_soon, 12: lambda _: [
+            thread.join() for thread in threads]}, async_push=True)
 
     def test_what_step_says_without_a_loop_that_goes_back(self):
         cluster = self.cluster(1, every=0)

@@ -141,7 +141,11 @@ def load():
             f"{path()}: has interface {library.muond_abi_version()}, this package needs "
             f"{ABI_VERSION}")
     for name, arguments in _CALLS.items():
-        function = getattr(library, f"muond_{name}")
+        try:
+            function = getattr(library, f"muond_{name}")
+        except AttributeError:
+            raise errors.LibraryError(f"{path()}: it lacks muond_{name}: it is older than this "
+                                      "package") from None
         function.argtypes, function.restype = [*arguments, _error], _i32
     return library
 

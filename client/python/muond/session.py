@@ -97,6 +97,7 @@ class Session:
     def __init__(self, registration, *, endpoint=None, service=None, call_timeout=0.0,
                  step_timeout=0.0, bulk_timeout=0.0, transport="auto", memory=HOST, device=0,
                  gradient_dtype=0, recovery_timeout=0.0):
+        self.handle = None
         self._library = _library.load()
         self._service = service  # must outlive the session
         handle = ctypes.c_void_p()
@@ -108,7 +109,6 @@ class Session:
             transport=path, transport_bytes=path_size, memory=memory, device=device,
             gradient_dtype=gradient_dtype, recovery_timeout=recovery_timeout)
         text, size = _encoded(json.dumps(registration))
-        self.handle = None
         _library.call("session_open", ctypes.byref(options), text, size, ctypes.byref(handle),
                       opening=True)
         self.handle, self._pid = handle, os.getpid()

@@ -1,6 +1,5 @@
 """One optimizer's tie to its run: made at the first step, when names and shards are final."""
 
-import dataclasses
 import logging
 import os
 import pathlib
@@ -11,65 +10,18 @@ import sys
 import tempfile
 
 import torch
-import torch.distributed as dist
 
 from muond import errors
 from muond import session as sessions
 from muond.torch import layout as layouts
 from muond.torch import routing, staging
+from muond.torch.ending import Ending
 from muond.torch.recovery import Recovery
+from muond.torch.registration import Entry, described, fixed_terms, group_name
 
 logger = logging.getLogger("muond")
 
-SHAPE_FACTORS = {None: "ORIGINAL", "original": "ORIGINAL", "match_rms_adamw": "MATCH_RMS_ADAMW",
-                 "spectral_unclamped": "UNIT_RMS"}
-_SIMPLE = ((3.4445, -4.7750, 2.0315), 5)
 _services = {}  # options of it -> the service of this process
-
-
-@dataclasses.dataclass
-class Entry:
-    """One parameter of the run."""
-
-    name: str
-    parameter: torch.Tensor
-    group: str
-    route: routing.Route
-    layout: layouts.Layout
-    written: int = -1  # version counter of its tensor after our last write
-
-
-def group_name(index):
-    return f"group{index}"
-
-
-def fixed_terms(index, group):
-    """What the service fixes for a group when the run opens: the JSON of a Group."""
-    if group["algorithm"] == routing.ADAMW:
-        return {"name": group_name(index), "algorithm": "ALGORITHM_ADAMW"}
-    spec = {"name": group_name(index), "algorithm": "ALGORITHM_MUON",
-            "plainMomentum": not group["nesterov"], "normFloor": float(group["eps"]),
-            "shapeFactor": f"SHAPE_FACTOR_{SHAPE_FACTORS[group['adjust_lr_fn']]}"}
-    coefficients, steps = group["ns_coefficients"], int(group["ns_steps"])
-    if isinstance(coefficients, str):
-        return {**spec, "coefficients": coefficients}
-    if (tuple(coefficients), steps) == _SIMPLE:
-        return {**spec, "coefficients": "simple"}
-    return {**spec, "coefficients": "custom", "customSteps": [*map(float, coefficients)] * steps}
-
-
-def step_terms(groups):
-    """The hyperparameters of a step as the groups have them now: the JSON of a BeginRequest."""
-    terms = {"muon": {}, "adamw": {}}
-    for index, group in enumerate(groups):
-        values = {"lr": float(group["lr"]), "weightDecay": float(group["weight_decay"])}
-        if group["algorithm"] == routing.MUON:
-            values["momentum"] = float(group["momentum"])
-        else:
-            beta1, beta2 = group["betas"]
-            values.update(beta1=float(beta1), beta2=float(beta2), eps=float(group["eps"]))
-        terms[group["algorithm"]][group_name(index)] = values
-    return terms
 
 
 def default_run():
@@ -109,10 +61,10 @@ class Binding:
         self.groups = groups
         self.buffers = staging.Buffers()
         self._arrived = None  # (version, what its parameters have come into), after a step
-        self.unpulled, self._pulls = None, True  # version that conclude() could not bring, and how
-        self.fixed = [fixed_terms(i, group) for i, group in enumerate(groups)]
-        self.entries = self._collect(names, routes, options)
-        self.by_id = {id(entry.parameter): entry for entry in self.entries}
+        self.unpulled = None  # what conclude() was given, and could not bring
+        self._reduced = options["gradients"] == "reduced"
+        self.fixed, self.entries, self.by_id = [], [], {}
+        self._take_in(self._collect(names, routes))
         service, endpoint = None, options["endpoint"]
         run = options["run"] or (expected["run"] if expected else None)
         if options["local"]:
@@ -127,10 +79,9 @@ class Binding:
             **{key: options[key] for key in ("call_timeout", "step_timeout", "bulk_timeout",
                                              "transport")},
             recovery_timeout=-1.0, **self._memory())  # Recovery sees to that
-        self.recovery = Recovery(self.session, self.run, options["recovery_timeout"],
-                                 lambda: self.session.initialize(self._values()))
+        self.recovery = Recovery(self.session, self.run, options["recovery_timeout"])
         self.report = self.session.describe()
-        self._check_routing()
+        self._check_routing(self.entries)
         self._open(expected, options["on_lost_state"])
 
     def _memory(self):
@@ -143,44 +94,37 @@ class Binding:
         return {"memory": sessions.CUDA, "device": device.index,
                 "gradient_dtype": sessions.F32 if wider else 0}
 
-    def _collect(self, names, routes, options):
-        """The trainable parameters in group order."""
+    def _collect(self, names, routes):
+        """The trainable parameters of the groups that are not in the run yet, in their order."""
         found = []
-        for index, group in enumerate(self.groups):
+        for index, group in list(enumerate(self.groups))[len(self.fixed):]:
             for parameter, name, route in zip(group["params"], names[index], routes[index]):
                 staging.check(name, parameter)
                 if parameter.requires_grad:
                     found.append((name, parameter, group_name(index), route))
         shapes = [routing.logical_shape(name, parameter) for name, parameter, _, _ in found]
         placed = layouts.layouts([f[0] for f in found], [f[1] for f in found], shapes,
-                                 options["gradients"] == "reduced")
+                                 self._reduced)
         return [Entry(*parts, place) for parts, place in zip(found, placed)]
 
+    def _take_in(self, entries):
+        self.fixed = [fixed_terms(i, group) for i, group in enumerate(self.groups)]
+        self.entries += entries
+        self.by_id.update({id(entry.parameter): entry for entry in entries})
+
     def _registration(self, options):
-        used = {entry.group for entry in self.entries}
-        parameters = [{
-            "name": entry.name, "shape": {"dims": list(entry.layout.shape)},
-            "allowEmpty": 0 in entry.layout.shape, "group": entry.group,
-            "dtype": staging.DTYPES[entry.parameter.dtype],
-            "kind": f"KIND_{entry.route.kind.upper()}", "role": f"ROLE_{entry.route.role.upper()}",
-            "exclude": entry.route.algorithm == routing.ADAMW,
-            "replicated": entry.layout.replicated} for entry in self.entries]
-        slices = [{"parameter": entry.name, "boxes": [{
-            "offset": list(entry.layout.box[0]), "size": list(entry.layout.box[1]),
-            "flat": entry.layout.flat}]} for entry in self.entries if entry.layout.box]
-        # Without what each step tells anew: it would keep a program that starts again from its run.
-        groups = [spec for spec in self.fixed if spec["name"] in used]
+        groups, parameters, slices = described(self.groups, self.entries)
         run = {"name": self.run, "worldSize": self.ranks, "parameters": parameters,
                "groups": groups, "lossScale": options["loss_scale"],
                "maxGradNorm": options["max_grad_norm"],
                "clipPolicy": f"CLIP_POLICY_{options['clip_policy'].upper()}",
-               "reduceRanks": "REDUCTION_SUM" if options["gradients"] == "reduced"
-               else "REDUCTION_MEAN"}
+               "reduceRanks": "REDUCTION_SUM" if self._reduced else "REDUCTION_MEAN"}
         return {"run": run, "rank": self.rank, "session": self.session_name, "slices": slices}
 
-    def _check_routing(self):
-        """The service must have decided as this side did; then the table goes to the log, once."""
-        for entry, routed in zip(self.entries, self.report["routing"]["parameters"]):
+    def _check_routing(self, entries):
+        """The service must have decided as this side did, about these, which it heard of last."""
+        routing_table = self.report["routing"]["parameters"][-len(entries):]
+        for entry, routed in zip(entries, routing_table, strict=True):
             algorithm = routed["algorithm"].removeprefix("ALGORITHM_").lower()
             if algorithm != entry.route.algorithm:
                 raise errors.RegistrationError(
@@ -208,7 +152,7 @@ class Binding:
             if wanted:
                 logger.warning('run "%s": on_lost_state="fresh": momentum and moments of version '
                                "%d are given up", self.run, wanted)
-            self.session.initialize(self._values())
+            self.initialize()
             self._remember()
             return
         step = self.session.position().next_step
@@ -255,13 +199,18 @@ class Binding:
                 "generation": self.session.position().generation,
                 "tensor_digest": digest["tensorDigest"]}
 
-    def _values(self):
+    def _values(self, entries=None):
         """This rank's parameter values as slices, and the buffers that hold them."""
+        entries = self.entries if entries is None else entries
         kept = [(entry, self.buffers.outgoing(entry.name, layouts.local(entry.parameter)))
-                for entry in self.entries if entry.layout.box and entry.layout.elements]
+                for entry in entries if entry.layout.box and entry.layout.elements]
         self.buffers.settle([layouts.local(entry.parameter) for entry, _ in kept])
         self._kept = kept
         return staging.slices_of((entry.name, buffer) for entry, buffer in kept)
+
+    def initialize(self):
+        """Gives a run that has taken no step its starting values."""
+        self.session.initialize(self._values())
 
     def restart(self, reason):
         """Takes the parameters' present values over; momentum and moments start anew."""
@@ -269,8 +218,8 @@ class Binding:
         self.unpulled = None
         self._remember()
 
-    def _remember(self):
-        for entry in self.entries:
+    def _remember(self, entries=None):
+        for entry in self.entries if entries is None else entries:
             entry.written = layouts.local(entry.parameter)._version
 
     def check_unchanged(self, groups):
@@ -330,53 +279,40 @@ class Binding:
         here = {id(entry) for entry, _ in present if entry.layout.sends}
         return [entry.name for entry in self.entries if id(entry) not in here]
 
-    def conclude(self, version, pull=True, error=None):
-        """Ends what was begun on all ranks alike: brings the parameters to `version`, or to the
-        earlier one that the run went back to meanwhile, and returns which. None changes unless all
-        have arrived on every rank. `pull` false: they are of that version already. `error`: what
-        has kept this rank from coming so far; all raise then."""
-        while True:
-            waiting = []
-            if error is None:
-                self.unpulled, self._pulls = version, pull
-            try:
-                if pull and error is None:
-                    version, waiting = self._fetch(version)
-            except errors.MuondError as caught:
-                error = caught
-            lowest, highest, failed = version, version, error is not None
-            if self.ranks > 1:
-                device = layouts.local(self.entries[0].parameter).device
-                lowest, highest, failed = layouts.agree(version, error, device)
-            if failed:
-                raise error or errors.DaemonUnavailable(
-                    f'run "{self.run}": another rank could not end step {version - 1}')
-            if lowest == highest:
-                break
-            self._arrived = None
-            # Another rank was told that the run went back. Where it stands now this one asks.
-            version, pull = min(version, self.recovery.follow(lowest)), True
-        if pull:
-            self._write(waiting)
-            self._remember()
-        self.unpulled = self._arrived = None
-        return version
+    def conclude(self, version, pull=True):
+        """Brings the parameters of all ranks to `version`, or to the earlier one that the run went
+        back to meanwhile, and returns which. `pull` false: they are of that version already."""
+        return Ending(self, version, pull=pull).run()
 
     def resume(self):
         """Concludes what could not be concluded when it was tried last."""
-        return self.conclude(self.unpulled, self._pulls)
+        return self.conclude(*self.unpulled)
 
-    def _fetch(self, version):
-        """(version, entries with their values of it), of an earlier one if the run went back."""
-        if self._arrived is not None and self._arrived[0] == version:
-            return self._arrived
-        while True:
+    def fetch(self, version):
+        """Entries with what the values of that version, this rank's, have come into."""
+        if self._arrived is None or self._arrived[0] != version:
             sinks, waiting = self._sinks()
-            try:
-                self.recovery.pull(version, lambda: self.session.pull(version, sinks))
-                return version, waiting
-            except errors.RolledBack as back:
-                version = back.step
+            self.session.pull(version, sinks)
+            self._arrived = version, waiting
+        return self._arrived[1]
+
+    def forget(self):
+        """What was fetched is of a state that is gone."""
+        self._arrived = None
+
+    @staticmethod
+    def came_in_place(waiting):
+        """Whether fetch() has overwritten parameters."""
+        return any(buffer.data_ptr() == layouts.local(entry.parameter).data_ptr()
+                   for entry, buffer in waiting)
+
+    def write(self, waiting):
+        """The end of a step on all ranks: what was fetched, if anything was, becomes the
+        parameters."""
+        if waiting is not None:
+            self._write(waiting)
+            self._remember()
+        self.unpulled = self._arrived = None
 
     def _write(self, waiting):
         """Puts what was pulled into the parameters, those of other replicas, too."""

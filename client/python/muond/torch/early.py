@@ -14,9 +14,8 @@ import threading
 
 import torch
 
-from muond.torch import binding as bindings
 from muond.torch import layout as layouts
-from muond.torch import recovery, staging
+from muond.torch import recovery, registration, staging
 
 logger = logging.getLogger("muond")
 
@@ -38,10 +37,9 @@ class EarlyPush:
         self._queue = queue.Queue()
         self._streams = {}     # by device: those that the thread pushes from
         self._clear()
-        self._hooks = [
-            entry.parameter.register_post_accumulate_grad_hook(self._accumulated)
-            for entry in binding.entries
-            if entry.layout.box and entry.layout.elements and entry.layout.sends]
+        self._ended = False    # by too many restarts
+        self._hooks = []
+        self.watch(binding.entries)
         self._thread = threading.Thread(target=self._work, name="muond-push", daemon=True)
         self._thread.start()
 
@@ -49,6 +47,20 @@ class EarlyPush:
         self._pushed = {}     # name -> copy
         self._begun = None    # (terms, scale) of the begun attempt
         self._error = None
+
+    def watch(self, entries):
+        """Pushes the gradients of these, too."""
+        if not self._ended:
+            self._hooks += [
+                entry.parameter.register_post_accumulate_grad_hook(self._accumulated)
+                for entry in entries
+                if entry.layout.box and entry.layout.elements and entry.layout.sends]
+
+    def forget(self):
+        """What was pushed since the last step is void: step() pushes all of it again."""
+        self._queue.join()
+        with self._lock:
+            self._clear()
 
     def stop(self):
         """Removes the hooks and ends the thread."""
@@ -79,7 +91,7 @@ class EarlyPush:
             if gradient.device.type == "cuda":
                 done = torch.cuda.current_stream(gradient.device).record_event()
             if self._begun is None:
-                self._begun = bindings.step_terms(binding.groups), self._scale()()
+                self._begun = registration.step_terms(binding.groups), self._scale()()
                 self._queue.put(("begin", *self._begun))
             self._pushed[entry.name] = copy
             self._queue.put((entry.name, copy, done))
@@ -156,4 +168,4 @@ class EarlyPush:
                 "everything is pushed at step()", self._binding.run, what, RESTARTS_MAX)
             for hook in self._hooks:
                 hook.remove()
-            self._hooks = []
+            self._hooks, self._ended = [], True

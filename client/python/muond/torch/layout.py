@@ -152,13 +152,24 @@ def copy_from_primary(layout, tensor):
         dist.broadcast(tensor, group=group, src=dist.get_global_rank(group, source))
 
 
-def agree(value, error, device):
-    """(lowest and highest value of all ranks, whether any has an error); every rank calls it, so
-    that none waits for one that failed."""
-    ends = torch.tensor([-value, value, error is not None], dtype=torch.int64, device=device)
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    lowest, highest, failed = ends.tolist()
-    return -lowest, highest, bool(failed)
+def raise_alike(error):
+    """Raises this rank's error, or, where it has none, that of the first rank that has one. All
+    ranks call it; nothing happens where none has one."""
+    mine = None
+    if isinstance(error, errors.MuondError):
+        mine = type(error), error.message, error.code, error.hint
+    elif error is not None:
+        mine = errors.MuondError, f"{type(error).__name__}: {error}", None, None
+    told = [mine]
+    if world()[1] > 1:
+        told = [None] * world()[1]
+        dist.all_gather_object(told, mine)
+    if error is not None:
+        raise error
+    for rank, parts in enumerate(told):
+        if parts is not None:
+            kind, message, code, hint = parts
+            raise kind(f"rank {rank}: {message}", code=code, hint=hint)
 
 
 def from_first(action):

@@ -11,9 +11,10 @@ import torch
 
 from muond import errors
 from muond.torch import binding as bindings
-from muond.torch import report, routing
+from muond.torch import registration, report, routing
 from muond.torch.amp import Scaling, ScalerWatch
 from muond.torch.early import EarlyPush
+from muond.torch.groups import Groups
 from muond.torch.options import check_flags, check_values, parse_options
 from muond.torch.partitioned import Partitioned, initializing
 from muond.torch.rewind import Rewinding
@@ -24,7 +25,7 @@ _ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 _opened = weakref.WeakSet()
 
 
-class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
+class Muon(Scaling, Rewinding, Partitioned, Groups, torch.optim.Optimizer):
     """Muon for the hidden matrices, AdamW for the rest, both by the service.
 
     In place of torch.optim.Muon and torch.optim.AdamW; it takes all parameters:
@@ -106,50 +107,6 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
         raise errors.MuonInactive(f"no parameter gets Muon, which would be silently inactive: "
                                   f"{reasons}{'; ...' if len(chosen) > 8 else ''}")
 
-    # ---- groups --------------------------------------------------------------------------------
-
-    def names(self):
-        """The parameters' names, by group; "param.<group>.<place>" where none were given."""
-        return [group.get("param_names") or
-                [f"param.{i}.{place}" for place in range(len(group["params"]))]
-                for i, group in enumerate(self.param_groups)]
-
-    @torch._disable_dynamo
-    def add_param_group(self, param_group):
-        """Adds a group, before the first step; one of both kinds of parameters becomes two."""
-        if self._binding is not None:
-            raise errors.RunStateError("add_param_group: the run is open",
-                                       hint="parameters can't join a run after its first step")
-        given = dict(param_group) if isinstance(param_group, dict) else {}
-        super().add_param_group(param_group)
-        group = self.param_groups.pop()  # before what may fail: a refused group leaves nothing
-        check_values(group)
-        for part, routes in self._split(group, given):
-            self.param_groups.append(part)
-            self._routes.append(routes)
-
-    def _split(self, group, given):
-        """The group as one per algorithm, each with its parameters' Routes."""
-        named = "param_names" in group
-        names = group.get("param_names") or [f"param.{len(self.param_groups)}.{place}"
-                                             for place in range(len(group["params"]))]
-        routes = [routing.decide(name, parameter, named=named, group=given, route=self._route,
-                                 embedding=id(parameter) in self._embeddings)
-                  for name, parameter in zip(names, group["params"])]
-        parts = []
-        for algorithm in (routing.MUON, routing.ADAMW):
-            places = [i for i, route in enumerate(routes) if route.algorithm == algorithm]
-            if not places and not (algorithm == routing.MUON and not routes):
-                continue
-            part = {**group, "params": [group["params"][i] for i in places],
-                    "algorithm": algorithm}
-            if named:
-                part["param_names"] = [names[i] for i in places]
-            if algorithm == routing.ADAMW:
-                part.update({key: given.get(key, value) for key, value in self._adamw.items()})
-            parts.append((part, [routes[i] for i in places]))
-        return parts
-
     # ---- steps ---------------------------------------------------------------------------------
 
     def _bound(self):
@@ -221,7 +178,7 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
         if binding.unpulled is not None:
             # The last call's step was taken, its parameters did not arrive: this call ends it.
             logger.warning('run "%s": step %d was taken before; getting its parameters',
-                           binding.run, binding.unpulled - 1)
+                           binding.run, binding.unpulled[0] - 1)
             self._conclude(self._due, binding.resume)
             return
         binding.check_unchanged(self._contents()[0])
@@ -229,7 +186,7 @@ class Muon(Scaling, Rewinding, Partitioned, torch.optim.Optimizer):
         self._consume(lambda: self._take(binding, present), self._holders(present))
 
     def _take(self, binding, present):
-        terms, scale = bindings.step_terms(binding.groups), self._scale_of_gradients()
+        terms, scale = registration.step_terms(binding.groups), self._scale_of_gradients()
         if self._early is not None:
             outcome = self._early.finish(terms, scale, present)
             if outcome is not None:

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from muond.torch.binding import SHAPE_FACTORS
+from muond.torch.registration import SHAPE_FACTORS
 
 _CHOICES = {
     "amp_scaling": ("trainer", "daemon"),

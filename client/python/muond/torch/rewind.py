@@ -13,6 +13,7 @@ import torch
 
 from muond import errors
 from muond.torch import layout as layouts
+from muond.torch.ending import Ending
 
 logger = logging.getLogger("muond")
 
@@ -113,27 +114,22 @@ class Rewinding:
         """Has take() take or skip the next step, and all ranks end it together."""
         binding = self._bound()
         step = binding.session.position().next_step
-        outcome, failure, version = None, None, step
-        try:
-            outcome = self.last_outcome = binding.recovery.step(take)
-            version = outcome.version
-        except errors.RolledBack as back:
-            version = back.step
-        except errors.MuondError as error:
-            position = binding.session.position()
-            if position.last_step == step:  # it is taken, and the pull went wrong: once more
-                outcome = self.last_outcome = binding.session.newest_outcome()
-                version = outcome.version
-            elif binding.ranks == 1:
-                raise
-            else:
-                failure = error
-        if outcome is not None and outcome.applied:
+        ending = Ending(binding, step + 1, take)
+
+        def end():
+            try:
+                return ending.run()
+            finally:
+                if ending.outcome is not None:
+                    self._note(step, ending.outcome, parameters)
+        self._conclude(step + 1, end)
+
+    def _note(self, step, outcome, parameters):
+        self.last_outcome = outcome
+        if outcome.applied:
             for parameter in parameters:
                 self.state[parameter]["step"] += 1
             self._taken.append((step, parameters))
-        changed = outcome is None or outcome.applied
-        self._conclude(step + 1, lambda: binding.conclude(version, changed, failure))
 
     def _conclude(self, version, end):
         """end() must bring the run to `version`; else it went back. Where it fails, step() calls
