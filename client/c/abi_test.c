@@ -265,6 +265,53 @@ static void bad_arguments(muond_session* session) {
   EXPECT(muond_session_push(NULL, NULL, 0, NULL) == MUOND_INVALID_ARGUMENT);
 }
 
+#define ADDITION(name)                                                                             \
+  "{\"groups\": [{\"name\": \"late\", \"muon\": {\"lr\": 0.1, \"weight_decay\": 0.1,"                 \
+  "              \"momentum\": 0.95}}],"                                                           \
+  " \"parameters\": [{\"name\": \"" name "\", \"shape\": {\"dims\": [2, 2]},"                     \
+  "                  \"dtype\": \"DTYPE_F32\", \"group\": \"late\", \"role\": \"ROLE_HIDDEN\"}],"      \
+  " \"slices\": [{\"parameter\": \"" name "\", \"boxes\": [{\"offset\": [0, 0], \"size\": [2, 2]}]}]}"
+
+static int32_t add(muond_session* session, const char* addition, muond_error** error) {
+  return muond_session_add_parameters(session, addition, strlen(addition), error);
+}
+
+/* A parameter joins the open run before step 5: its first step there is what any first step is, and
+ * the others take theirs as if it was not there. */
+static void additions(muond_session* session) {
+  muond_error* error = NULL;
+  FAILS(add(session, "{", &error), MUOND_INVALID_ARGUMENT, "addition");
+  FAILS(add(session, "{\"rank\": 1}", &error), MUOND_INVALID_ARGUMENT, "the session's");
+  FAILS(add(session, "{}", &error), MUOND_INVALID_ARGUMENT, "add parameters");
+  FAILS(add(session, ADDITION("w"), &error), MUOND_ALREADY_EXISTS, "\"w\"");
+  FAILS(add(NULL, ADDITION("v"), &error), MUOND_INVALID_ARGUMENT, "session");
+  OK(add(session, ADDITION("v"), &error));
+  OK(add(session, ADDITION("v"), &error)); /* repeated: it is there */
+  muond_text* json = NULL;
+  OK(muond_session_describe(session, &json, &error));
+  EXPECT(strstr(muond_text_data(json, NULL), "\"name\":\"v\"") != NULL);
+  muond_text_free(json);
+
+  float v[4] = {1, 0, 0, 1}, w[4], b[2], got[4];
+  muond_source late = source("v", v, 4);
+  int32_t complete = 0;
+  OK(muond_session_initialize(session, &late, 1, &complete, &error));
+  EXPECT(complete == 1);
+  fill(v, b, 3, 4, 512);
+  fill(w, b, 1, 1, 512);
+  const muond_source slices[3] = {source("w", w, 4), source("b", b, 2), late};
+  muond_begin begin = begin_of(0);
+  muond_outcome outcome;
+  memset(&outcome, 0, sizeof outcome);
+  outcome.struct_bytes = sizeof outcome;
+  OK(muond_session_step(session, &begin, slices, 3, NULL, &outcome, &error));
+  EXPECT(outcome.step == 5 && outcome.applied == 1 && outcome.newton_schulz_calls == 2);
+  muond_sink sink = sink_of(got);
+  sink.parameter = "v";
+  OK(muond_session_pull(session, outcome.version, &sink, 1, 0, &error));
+  EXPECT(near(got[0], .9177124) && near(got[3], .8780796) && got[1] == 0);
+}
+
 /* One step with gradients that overflow nothing. */
 static void one_step(muond_session* session, double a, double d) {
   muond_error* error = NULL;
@@ -390,6 +437,7 @@ int main(void) {
   steps(session);
   reports(session);
   bad_arguments(session);
+  additions(session);
   OK(muond_session_close(session, NULL, &error));
   muond_session_free(session);
   muond_service_free(service);

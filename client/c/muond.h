@@ -201,6 +201,19 @@ int32_t muond_session_status(muond_session* session, muond_text** json, muond_er
 // JSON of a DigestReply of this run.
 int32_t muond_session_digest(muond_session* session, muond_text** json, muond_error** error);
 
+// Adds parameters, and groups for them, to the run: between two steps, by all ranks, each with the
+// slices that it holds. `addition` is the JSON of an AddParametersRequest with `groups`,
+// `parameters` and `slices`; its other fields are the session's to fill in. Returns when they are
+// the run's on all daemons, behind the others in muond_session_describe; then
+// muond_session_initialize gives them their values, without which no step can be taken. What was
+// there keeps its values and its state. May be repeated after an error, also by a trainer that has
+// restarted and joined with the parameters of before; the run changes on all daemons or on none.
+// INVALID_ARGUMENT as of muond_session_open, or when ranks disagree; ALREADY_EXISTS: the run has a
+// parameter of that name; DEADLINE_EXCEEDED that names the ranks that did not ask within
+// step_timeout; UNIMPLEMENTED: a daemon is older than this interface.
+int32_t muond_session_add_parameters(muond_session* session, const char* addition,
+                                     size_t addition_bytes, muond_error** error);
+
 // Registers again and adopts generation, next step, loss scale and last outcome.
 int32_t muond_session_rejoin(muond_session* session, muond_error** error);
 // Starts the step in flight over, for all ranks, whose calls get ABORTED.

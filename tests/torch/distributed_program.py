@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
 
 import muond.torch
 
-STEPS, BATCH = 4, 12
+STEPS, BATCH, GROWS_AT = 4, 12, 2
 
 
 class Model(nn.Module):
@@ -43,11 +43,14 @@ class Model(nn.Module):
         self.odd = nn.Linear(2, 5)
         self.norm = nn.LayerNorm(8)
         self.unused = nn.Parameter(torch.ones(3, 3))
+        self.late = nn.Linear(5, 5)
+        self.grown = False
 
     def forward(self, x):
         h = self.embed(x)
         h = self.norm(h + self.down(torch.tanh(self.up(h))))
-        return self.odd(torch.tanh(self.narrow(h)))
+        y = self.odd(torch.tanh(self.narrow(h)))
+        return y + self.late(torch.tanh(y)) if self.grown else y
 
 
 def data(step):
@@ -59,6 +62,7 @@ def data(step):
 def prepare(way, model):
     """(the module to call, data-parallel rank and ranks)."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    way = way.removesuffix("_grow")
     if way in ("ddp", "ddp_early"):
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True), rank, ranks
     if way == "local":  # no DDP: the service averages
@@ -135,15 +139,18 @@ def die_between_pulls(opt, deaths, pid_file):
 def main():
     way, out = sys.argv[1:3]
     endpoint = sys.argv[3] if len(sys.argv) > 3 else None
-    alone = way == "alone"
+    alone = way.startswith("alone")
     if not alone:
         dist.init_process_group("gloo")
     model = Model()
     called, rank, ranks = (model, 0, 1) if alone else prepare(way, model)
     options = {"endpoint": endpoint, "run": f"{way}-{ranks}"} if endpoint else {
         "local": True, "threads": 1}
+    named = list(model.named_parameters())
+    late = [(name, p) for name, p in named if name.startswith("late.")]
     opt = muond.torch.Muon(
-        model.named_parameters(), lr=0.05, adamw={"lr": 0.05}, async_push=way.endswith("early"),
+        [(name, p) for name, p in named if not name.startswith("late.")], lr=0.05,
+        adamw={"lr": 0.05}, async_push=way.endswith("early"),
         gradients="local" if way == "local" else "reduced", **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=64., enabled=way == "fsdp_amp")
     steps, pause = (int(sys.argv[4]), float(sys.argv[5])) if len(sys.argv) > 4 else (STEPS, 0)
@@ -159,6 +166,9 @@ def main():
         if pause and rank == 0:
             print(f"step {step}", flush=True)
             time.sleep(pause)
+        if step == GROWS_AT and way.endswith("_grow"):
+            model.grown = True
+            opt.add_param_group({"params": late})
         inputs, targets = data(step)
         share = BATCH // ranks
         mine = slice(rank * share, (rank + 1) * share)

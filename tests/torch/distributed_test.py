@@ -50,13 +50,13 @@ class Distributed(TorchTest):
     def setUpClass(cls):
         cls.alone = run("alone", 0)
 
-    def check(self, way, ranks, words=(), endpoint=None):
-        result = run(way, ranks, *([endpoint] if endpoint else []))
-        self.assertEqual(result["applied"], self.alone["applied"])
-        self.assertEqual(result["calls"], 4)
+    def check(self, way, ranks, words=(), endpoint=None, alone=None, calls=4):
+        result, alone = run(way, ranks, *([endpoint] if endpoint else [])), alone or self.alone
+        self.assertEqual(result["applied"], alone["applied"])
+        self.assertEqual(result["calls"], calls)
         # Both algorithms are blind to a gradient's scale; the norm is not.
-        self.assertAlmostEqual(result["norm"] / self.alone["norm"], 1, delta=1e-3, msg=way)
-        for name, value in self.alone["parameters"].items():
+        self.assertAlmostEqual(result["norm"] / alone["norm"], 1, delta=1e-3, msg=way)
+        for name, value in alone["parameters"].items():
             # Gradients are means of means: the last bits differ, and steps carry them on.
             torch.testing.assert_close(result["parameters"][name], value, rtol=0, atol=2e-4,
                                        msg=lambda m: f"{way} on {ranks}: {name}: {m}")
@@ -70,6 +70,15 @@ class Distributed(TorchTest):
     def test_fsdp_uneven_on_3_ranks_through_a_daemon(self):
         daemon = self.daemon()
         self.check("fsdp", 3, ["[4, 8]", "[1, 8]", "[6, 8]"], endpoint=daemon.unix)
+
+    def test_parameters_that_are_added_later(self):
+        alone = run("alone_grow", 0)
+        self.assertNotEqual(alone["digest"], self.alone["digest"])
+        words = ["late.weight", "[3, 5]"]
+        self.check("fsdp_grow", 2, words, self.daemon().unix, alone, calls=5)
+        if LONG:
+            self.check("ddp_grow", 3, ["late.weight"], self.daemon().unix, alone, calls=5)
+            self.check("fsdp_grow", 3, ["late.weight", "[2, 5]"], None, alone, calls=5)
 
     def go_through_a_death(self, way, ranks):
         """A daemon is killed between two steps, and comes back with an older state: all ranks go

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 import warnings
 
-from harness import TorchTest, copy_of, local, loss_of, mlp, moved, train
+from harness import TorchTest, batch, copy_of, local, loss_of, mlp, moved, train
 
 import torch
 from torch import nn
@@ -211,8 +211,24 @@ class Steps(TorchTest):
         before = copy_of(other)
         train(other, opt, 1)
         self.assertEqual(moved(other, before), 10)
-        with self.assertRaisesRegex(errors.RunStateError, "add_param_group"):
-            opt.add_param_group({"params": [("late", nn.Parameter(torch.ones(2, 2)))]})
+
+    def test_a_step_inside_a_compiled_function(self):
+        digests = []
+        for compile_it in (lambda f: f, lambda f: torch.compile(f, backend="eager")):
+            model, calls = mlp(), []
+            opt = self.local(model)
+            opt.register_step_post_hook(lambda *_, calls=calls: calls.append(1))
+
+            @compile_it
+            def step(inputs, targets, model=model, opt=opt):
+                opt.zero_grad()
+                nn.functional.cross_entropy(model(inputs), targets).backward()
+                opt.step()
+            for number in range(3):
+                step(*batch(number))
+            self.assertEqual(len(calls), 3)
+            digests.append(opt.digest())
+        self.assertEqual(*digests)
 
     def test_a_phantom_step_joins_no_run(self):
         # torch.distributed.checkpoint fills `state` so: zero gradients, lr 0, step().

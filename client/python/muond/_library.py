@@ -89,6 +89,7 @@ _CALLS = {
     "session_status": [_pointer, _out(_pointer)],
     "session_digest": [_pointer, _out(_pointer)],
     "session_last_outcome": [_pointer, _out(_pointer)],
+    "session_add_parameters": [_pointer, _text, _size],
     "session_rejoin": [_pointer],
     "session_save": [_pointer, _out(_pointer)],
     "session_restore": [_pointer, _text, _size, _i32, _out(_pointer)],

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import os
 
-from muond import _library
+from muond import _library, errors
 
 F32, BF16, F16 = 1, 2, 3
 HOST, CUDA = 0, 1
@@ -135,7 +135,7 @@ class Session:
 
     def _call(self, name, *arguments):
         if self.handle is None:
-            raise _library.errors.RunStateError(f"{name}: the session is closed", hint="")
+            raise errors.RunStateError(f"{name}: the session is closed", hint="")
         _library.call(name, self.handle, *arguments)
 
     def _json(self, name, *arguments):
@@ -175,6 +175,15 @@ class Session:
     def newest_outcome(self):
         """Likewise, as an Outcome."""
         return _outcome_from_json(self.last_outcome())
+
+    def add_parameters(self, addition):
+        """Adds parameters to the run, between two steps: `addition`, a dictionary as protobuf's
+        JSON of AddParametersRequest with groups, parameters and this rank's slices. All ranks call
+        it, then initialize() with the new values; describe() has them then."""
+        try:
+            self._call("session_add_parameters", *_encoded(json.dumps(addition)))
+        except errors.SliceConflict as taken:  # of a name, here
+            raise errors.RegistrationError(taken.message, code=taken.code) from None
 
     def rejoin(self):
         """Registers again and adopts where the run stands."""

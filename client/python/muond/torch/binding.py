@@ -17,7 +17,8 @@ from muond.torch import layout as layouts
 from muond.torch import routing, staging
 from muond.torch.ending import Ending
 from muond.torch.recovery import Recovery
-from muond.torch.registration import Entry, described, fixed_terms, group_name
+from muond.torch.registration import (Entry, checked, described, fixed_terms, group_name,
+                                       step_terms)
 
 logger = logging.getLogger("muond")
 
@@ -75,7 +76,7 @@ class Binding:
         self.local = options["local"]
         self.endpoint = endpoint or os.environ.get("MUOND_ENDPOINT") or "in this process"
         self.session = sessions.Session(
-            self._registration(options), endpoint=endpoint, service=service,
+            self._registration(options, expected or {}), endpoint=endpoint, service=service,
             **{key: options[key] for key in ("call_timeout", "step_timeout", "bulk_timeout",
                                              "transport")},
             recovery_timeout=-1.0, **self._memory())  # Recovery sees to that
@@ -112,10 +113,11 @@ class Binding:
         self.entries += entries
         self.by_id.update({id(entry.parameter): entry for entry in entries})
 
-    def _registration(self, options):
+    def _registration(self, options, expected):
         groups, parameters, slices = described(self.groups, self.entries)
         run = {"name": self.run, "worldSize": self.ranks, "parameters": parameters,
-               "groups": groups, "lossScale": options["loss_scale"],
+               "groups": groups, "additions": expected.get("additions", []),
+               "lossScale": options["loss_scale"],
                "maxGradNorm": options["max_grad_norm"],
                "clipPolicy": f"CLIP_POLICY_{options['clip_policy'].upper()}",
                "reduceRanks": "REDUCTION_SUM" if self._reduced else "REDUCTION_MEAN"}
@@ -153,7 +155,7 @@ class Binding:
                 logger.warning('run "%s": on_lost_state="fresh": momentum and moments of version '
                                "%d are given up", self.run, wanted)
             self.initialize()
-            self._remember()
+            self._remember(self.entries)
             return
         step = self.session.position().next_step
         logger.info('run "%s": rejoined before step %d', self.run, step)
@@ -197,7 +199,42 @@ class Binding:
         digest = self.session.digest()
         return {"run": self.run, "session": self.session_name, "version": int(digest["version"]),
                 "generation": self.session.position().generation,
-                "tensor_digest": digest["tensorDigest"]}
+                "tensor_digest": digest["tensorDigest"],
+                "additions": [int(first) for first in self.report.get("additions", ())]}
+
+    def add(self, groups, names, routes):
+        """Adds the trainable parameters of those groups that are new to the run, with the values
+        that they have; all ranks call it, between two steps. Returns the new entries. After an
+        error it may be called again."""
+        before, self.groups = self.groups, groups
+        try:
+            added = layouts.together(lambda: checked(self.entries, self._collect(names, routes)))
+            waiting = []
+            if added:
+                layouts.together(lambda: self._join(added))
+                waiting = layouts.together(lambda: self._pull(added))
+        except BaseException:
+            self.groups = before
+            raise
+        self._take_in(added)
+        self._write(waiting, added)
+        return added
+
+    def _join(self, added):
+        specs, parameters, slices = described(self.groups, added)
+        self.session.add_parameters(
+            {"groups": specs, "parameters": parameters, "slices": slices})
+        self.report = self.session.describe()
+        self._check_routing(added)
+        # Where the run had them before, added by a program that this one goes on from, it has
+        # their values, too; of what all ranks hold another one may have sent them.
+        if self.session.position().state == sessions.OPENING:
+            self.session.initialize(self._values(added))
+
+    def _pull(self, entries):
+        sinks, waiting = self._sinks(entries)
+        self.session.pull(self.session.position().next_step, sinks)
+        return waiting
 
     def _values(self, entries=None):
         """This rank's parameter values as slices, and the buffers that hold them."""
@@ -216,10 +253,10 @@ class Binding:
         """Takes the parameters' present values over; momentum and moments start anew."""
         self.session.reinitialize(self._values(), reason)
         self.unpulled = None
-        self._remember()
+        self._remember(self.entries)
 
-    def _remember(self, entries=None):
-        for entry in self.entries if entries is None else entries:
+    def _remember(self, entries):
+        for entry in entries:
             entry.written = layouts.local(entry.parameter)._version
 
     def check_unchanged(self, groups):
@@ -240,6 +277,10 @@ class Binding:
             if layouts.local(entry.parameter)._version != entry.written:
                 raise errors.ParameterChanged(
                     f'parameter "{entry.name}": its values were changed since the last step')
+
+    def terms(self):
+        """The hyperparameters of the next step, as the groups have them now."""
+        return step_terms(self.groups, self.entries)
 
     def present(self):
         """(entry, local gradient) of all that have one."""
@@ -268,10 +309,11 @@ class Binding:
         self._arrived = outcome.version, waiting
         return outcome
 
-    def _sinks(self):
+    def _sinks(self, entries=None):
         """(slices that this rank pulls, entries with the tensors that these fill)."""
+        entries = self.entries if entries is None else entries
         waiting = [(entry, self.buffers.incoming(entry.name, layouts.local(entry.parameter)))
-                   for entry in self.entries if entry.layout.box and entry.layout.elements]
+                   for entry in entries if entry.layout.box and entry.layout.elements]
         return staging.slices_of((entry.name, buffer) for entry, buffer in waiting), waiting
 
     def absent(self, present):
@@ -310,13 +352,13 @@ class Binding:
         """The end of a step on all ranks: what was fetched, if anything was, becomes the
         parameters."""
         if waiting is not None:
-            self._write(waiting)
-            self._remember()
+            self._write(waiting, self.entries)
         self.unpulled = self._arrived = None
 
-    def _write(self, waiting):
-        """Puts what was pulled into the parameters, those of other replicas, too."""
-        copies = [entry for entry in self.entries if entry.layout.copies]
+    def _write(self, waiting, entries):
+        """Puts what was pulled of these entries into the parameters, those of other replicas,
+        too."""
+        copies = [entry for entry in entries if entry.layout.copies]
         with torch.no_grad():
             for entry, buffer in waiting:
                 tensor = layouts.local(entry.parameter)
@@ -327,3 +369,4 @@ class Binding:
             for entry in copies:
                 layouts.copy_from_primary(entry.layout, layouts.local(entry.parameter))
         self.buffers.settle([layouts.local(entry.parameter) for entry, _ in waiting])
+        self._remember(entries)

@@ -15,7 +15,7 @@ import threading
 import torch
 
 from muond.torch import layout as layouts
-from muond.torch import recovery, registration, staging
+from muond.torch import recovery, staging
 
 logger = logging.getLogger("muond")
 
@@ -91,7 +91,7 @@ class EarlyPush:
             if gradient.device.type == "cuda":
                 done = torch.cuda.current_stream(gradient.device).record_event()
             if self._begun is None:
-                self._begun = registration.step_terms(binding.groups), self._scale()()
+                self._begun = binding.terms(), self._scale()()
                 self._queue.put(("begin", *self._begun))
             self._pushed[entry.name] = copy
             self._queue.put((entry.name, copy, done))

@@ -101,7 +101,7 @@ class Ending:
         try:
             action()
             self._fares, self._trouble = _DONE, None
-        except errors.MuondError as error:
+        except Exception as error:  # whatever it is: the other ranks must not wait for this one
             self._fares, self._trouble = self._judge(error), error
             if self._fares == _INTERRUPTED:
                 logger.warning('run "%s": %s', self._binding.run, error.message)

@@ -1,10 +1,14 @@
-"""The optimizer's parameter groups: one per algorithm."""
+"""The optimizer's parameter groups: one per algorithm, and more of them while the run is open."""
+
+import logging
 
 import torch
 
 from muond import errors
 from muond.torch import routing
 from muond.torch.options import check_values
+
+logger = logging.getLogger("muond")
 
 
 class Groups:
@@ -18,17 +22,39 @@ class Groups:
 
     @torch._disable_dynamo
     def add_param_group(self, param_group):
-        """Adds a group, before the first step; one of both kinds of parameters becomes two."""
-        if self._binding is not None:
-            raise errors.RunStateError("add_param_group: the run is open",
-                                       hint="parameters can't join a run after its first step")
+        """Adds a group; one of both kinds of parameters becomes two. Once the run is joined that is
+        done by all ranks alike, between two steps, and the parameters go on from their present
+        values, with a state of their own. What is refused leaves nothing."""
         given = dict(param_group) if isinstance(param_group, dict) else {}
         super().add_param_group(param_group)
-        group = self.param_groups.pop()  # before what may fail: a refused group leaves nothing
+        group = self.param_groups.pop()
         check_values(group)
-        for part, routes in self._split(group, given):
-            self.param_groups.append(part)
-            self._routes.append(routes)
+        parts, before = self._split(group, given), len(self.param_groups)
+        self.param_groups += [part for part, _ in parts]
+        self._routes += [routes for _, routes in parts]
+        if self._binding is not None:
+            try:
+                self._grow()
+            except BaseException:
+                del self.param_groups[before:], self._routes[before:]
+                raise
+
+    def _grow(self):
+        """The run gets the groups that it has not."""
+        binding = self._bound()
+        if self._engine is not None:
+            raise errors.RunStateError("add_param_group: a DeepSpeed engine holds this optimizer's "
+                                       "parameters", hint="build the engine with all of them")
+        if binding.unpulled is not None:
+            self._conclude(self._due, binding.resume)
+        if self._early is not None:
+            self._early.forget()
+        added = binding.add(*self._contents())
+        self._touch_state()
+        if self._early is not None:
+            self._early.watch(added)
+        logger.info('run "%s": %d parameters were added\n%s', binding.run, len(added),
+                    self.describe())
 
     def _split(self, group, given):
         """The group as one per algorithm, each with its parameters' Routes."""

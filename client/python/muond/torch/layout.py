@@ -172,6 +172,17 @@ def raise_alike(error):
             raise kind(f"rank {rank}: {message}", code=code, hint=hint)
 
 
+def together(action):
+    """What action() returns on this rank; where it fails on one, all ranks raise."""
+    result = error = None
+    try:
+        result = action()
+    except Exception as caught:  # whatever it is: the other ranks must not wait for this one
+        error = caught
+    raise_alike(error)
+    return result
+
+
 def from_first(action):
     """What rank 0 gets from action(), or its MuondError, on every rank."""
     answer = [None]

@@ -11,7 +11,7 @@ import torch
 
 from muond import errors
 from muond.torch import binding as bindings
-from muond.torch import registration, report, routing
+from muond.torch import report, routing
 from muond.torch.amp import Scaling, ScalerWatch
 from muond.torch.early import EarlyPush
 from muond.torch.groups import Groups
@@ -154,6 +154,7 @@ class Muon(Scaling, Rewinding, Partitioned, Groups, torch.optim.Optimizer):
         self._touch_state()
         return True
 
+    @torch._disable_dynamo  # calls of the service are nothing to compile
     @torch.no_grad()
     def step(self, closure=None):
         """Takes one step, or learns that it is skipped: `last_outcome` says which. Returns the
@@ -186,7 +187,7 @@ class Muon(Scaling, Rewinding, Partitioned, Groups, torch.optim.Optimizer):
         self._consume(lambda: self._take(binding, present), self._holders(present))
 
     def _take(self, binding, present):
-        terms, scale = registration.step_terms(binding.groups), self._scale_of_gradients()
+        terms, scale = binding.terms(), self._scale_of_gradients()
         if self._early is not None:
             outcome = self._early.finish(terms, scale, present)
             if outcome is not None:

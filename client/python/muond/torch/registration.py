@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 
+from muond import errors
 from muond.torch import layout as layouts
 from muond.torch import routing, staging
 
@@ -61,10 +62,13 @@ def described(groups, entries):
     return specs, parameters, slices
 
 
-def step_terms(groups):
-    """The hyperparameters of a step as the groups have them now: the JSON of a BeginRequest."""
-    terms = {"muon": {}, "adamw": {}}
+def step_terms(groups, entries):
+    """The hyperparameters of a step as the entries' groups have them now: the JSON of a
+    BeginRequest."""
+    terms, used = {"muon": {}, "adamw": {}}, {entry.group for entry in entries}
     for index, group in enumerate(groups):
+        if group_name(index) not in used:
+            continue
         values = {"lr": float(group["lr"]), "weightDecay": float(group["weight_decay"])}
         if group["algorithm"] == routing.MUON:
             values["momentum"] = float(group["momentum"])
@@ -73,3 +77,25 @@ def step_terms(groups):
             values.update(beta1=float(beta1), beta2=float(beta2), eps=float(group["eps"]))
         terms[group["algorithm"]][group_name(index)] = values
     return terms
+
+
+def checked(entries, added):
+    """The added, if they can be beside these: RegistrationError else."""
+    names = {entry.name for entry in entries}
+    places = {layouts.local(entry.parameter).data_ptr(): entry.name
+              for entry in entries if entry.layout.elements}
+    for entry in added:
+        if entry.name in names:
+            raise errors.RegistrationError(
+                f'parameter "{entry.name}": the run has one of that name',
+                hint="name the new ones: add_param_group({\"params\": [(name, parameter), ...]})")
+        place = layouts.local(entry.parameter).data_ptr() if entry.layout.elements else None
+        if place in places:
+            raise errors.RegistrationError(
+                f'parameter "{entry.name}": it is tied to "{places[place]}", whose memory it '
+                "shares: that one takes its steps",
+                hint="leave it away: a tied tensor is one parameter")
+        names.add(entry.name)
+        if place is not None:
+            places[place] = entry.name
+    return added
