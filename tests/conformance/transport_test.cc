@@ -37,11 +37,24 @@ class Trainer {
 
   client::Session& session() { return *session_; }
 
-  // The tensors as slices; their bytes live until the next call.
-  std::vector<client::SliceSource> Sources(const Tensors& tensors) {
+  // Adds these and sends their values.
+  void Add(const std::vector<ParameterSpec>& parameters) {
+    RunSpec alone = spec_;
+    alone.parameters = parameters;
+    const RankSlices slices = cluster::CutOf(alone, {cluster::Cut::kCols, 3}, 0);
+    Must(session_->AddParameters({.groups = {}, .parameters = parameters, .slices = slices}));
+    const std::size_t first = spec_.parameters.size();
+    spec_ = Extended(std::move(spec_), {}, parameters);
+    slices_.insert(slices.begin(), slices.end());
+    EXPECT_TRUE(Must(session_->Initialize(Sources(cluster::NoiseFor(spec_, 1), first))));
+  }
+
+  // The tensors as slices, of the parameters from `first` on; their bytes live until the next call.
+  std::vector<client::SliceSource> Sources(const Tensors& tensors, std::size_t first = 0) {
     bytes_.clear();
     std::vector<client::SliceSource> sources;
-    for (const ParameterSpec& parameter : spec_.parameters) {
+    for (std::size_t p = first; p < spec_.parameters.size(); ++p) {
+      const ParameterSpec& parameter = spec_.parameters[p];
       const std::vector<Box>& boxes = slices_.at(parameter.name);
       for (std::size_t i = 0; i < boxes.size(); ++i) {
         bytes_.push_back(BoxBytes(boxes[i], *parameter.shape, tensors.at(parameter.name),
@@ -79,8 +92,8 @@ class Trainer {
   const std::vector<std::string>& bytes() const { return bytes_; }
 
  private:
-  const RunSpec spec_;
-  const RankSlices slices_;
+  RunSpec spec_;
+  RankSlices slices_;
   std::vector<std::string> bytes_;
   std::unique_ptr<client::Session> session_;
 };
@@ -102,6 +115,28 @@ std::string TwentySteps(Path path) {
         Must(trainer.session().Step({}, trainer.Sources(gradients)));
     EXPECT_EQ(outcome.applied, step != 7);
     Must(trainer.Pull(outcome.version));
+  }
+  return DigestOf(daemon.service());
+}
+
+// Five steps; before the third come the largest tensor and a small one.
+std::string StepsOfARunThatGrows(Path path) {
+  PathDaemon daemon;
+  Trainer trainer(daemon.OptionsFor(path), SomeSpec());
+  EXPECT_TRUE(Must(trainer.session().Initialize(
+      trainer.Sources(cluster::NoiseFor(trainer.spec(), 1)))));
+  for (int step = 0; step < 5; ++step) {
+    if (step == 2) trainer.Add({cluster::Matrix("late.big", 400, 201), cluster::Vector("late", 3)});
+    const StepOutcome outcome = Must(trainer.session().Step(
+        {}, trainer.Sources(cluster::NoiseFor(trainer.spec(), 100 + step))));
+    EXPECT_TRUE(outcome.applied);
+    Must(trainer.Pull(outcome.version));
+  }
+  const std::string chosen = trainer.session().transports()[0].name;
+  for (const char* name : {"grpc", "arena", "inprocess", "pointer"}) {
+    const double bytes = daemon.Metric(
+        std::string("muond_transport_bytes_total{direction=\"rx\",transport=\"") + name + "\"}");
+    EXPECT_EQ(bytes > 0, name == chosen) << name;
   }
   return DigestOf(daemon.service());
 }
@@ -135,6 +170,10 @@ TEST_P(TransportTest, ThePathIsTheOneThatWasAskedFor) {
         std::string("muond_transport_bytes_total{direction=\"rx\",transport=\"") + name + "\"}");
     EXPECT_EQ(bytes > 0, name == chosen[0].name) << name;
   }
+}
+
+TEST_P(TransportTest, ParametersThatAreAddedGoTheSameWay) {
+  EXPECT_EQ(StepsOfARunThatGrows(GetParam()), StepsOfARunThatGrows(Path::kGrpcTcp));
 }
 
 TEST_P(TransportTest, TwentyStepsWithASkipLeadToTheStateOfAnyPath) {
