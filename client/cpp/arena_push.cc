@@ -108,7 +108,9 @@ class Filler {
   bool Put(const SlicePart& part) {
     const SliceSource& source = *part.source;
     const auto size = static_cast<std::int64_t>(DtypeBytes(source.dtype));
-    const std::int64_t most = std::min(kRegionBytes, job_.chunk_bytes) / size;
+    // A region lies in one window, which may be a small one.
+    const std::int64_t most =
+        std::min({kRegionBytes, job_.chunk_bytes, arena_.window_bytes()}) / size;
     for (const ElementRange& range : part.ranges) {
       const std::int64_t end = range.first + range.count;
       for (std::int64_t at = range.first; at < end;) {
