@@ -108,6 +108,7 @@ class Filler {
   bool Put(const SlicePart& part) {
     const SliceSource& source = *part.source;
     const auto size = static_cast<std::int64_t>(DtypeBytes(source.dtype));
+    // A region lies in one window, which may be a small one.
     const std::int64_t most =
         std::min({kRegionBytes, job_.chunk_bytes, arena_.window_bytes()}) / size;
     for (const ElementRange& range : part.ranges) {

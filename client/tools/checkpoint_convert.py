@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checkpoints of muond to and from torch and DeepSpeed. docs/checkpoints.md, "Import and export".
 
-usage: checkpoint_convert.py to-torch CHECKPOINT OUT.pt
+usage: checkpoint_convert.py to-torch CHECKPOINT OUT.pt [--state-dtype f32|bf16|f16]
        checkpoint_convert.py from-torch IN.pt OUT --run NAME [--step N] [--momentum-form ema|sum]
+                             [--widen]
        checkpoint_convert.py to-deepspeed CHECKPOINT OUT
 
 CHECKPOINT is a directory with a manifest.json. OUT of from-torch is the daemons' checkpoint
@@ -15,7 +16,10 @@ where `names` are the parameters in the order of the optimizer's param_groups, a
     [name for group in optimizer.param_groups for name in names_of(group["params"])].
 
 Needs torch. Values are copied bit for bit; torch's Muon keeps the `ema` form of momentum, a `sum`
-one is converted by 1 / (1 - beta).
+one is converted by 1 / (1 - beta). muond keeps momentum and moments in fp32: those that torch kept
+in bf16 or fp16 are refused, unless --widen says that they may become fp32, with the same values.
+to-torch --state-dtype bf16 rounds them to nearest even on their way out: what was widened and has
+not changed since is what it was.
 """
 
 import argparse
@@ -106,7 +110,14 @@ def write_safetensors(path, tensors):
 # ---- torch -> muond -----------------------------------------------------------------------------
 
 
-def parameters_of(state):
+def widened(name, title, value, widen):
+    if value.dtype != torch.float32 and not widen:
+        sys.exit(f"{name}: {title} is {str(value.dtype).removeprefix('torch.')}, muond keeps it in "
+                 f"float32: --widen says that it may become that")
+    return value.detach().to(torch.float32)
+
+
+def parameters_of(state, widen):
     """(name, algorithm, t, {tensor: value}, hyperparameters) of every parameter."""
     seen = set()
     for optimizer in state["optimizers"]:
@@ -125,7 +136,7 @@ def parameters_of(state):
                 # torch makes state at the first step: before, it is zero.
                 value = entry.get(theirs)
                 tensors[ours] = (torch.zeros_like(master) if value is None
-                                 else value.detach().to(torch.float32))
+                                 else widened(name, theirs, value, widen))
             t = int(entry.get("step", state.get("step", 0) if entry else 0))
             seen.add(name)
             yield name, algorithm, t, tensors, group_of[identity]
@@ -166,7 +177,7 @@ def manifest_of(options, entries, record):
 
 def from_torch(options):
     state = torch.load(options.source, map_location="cpu", weights_only=True)
-    entries = list(parameters_of(state))
+    entries = list(parameters_of(state, options.widen))
     if options.momentum_form == "sum":
         for _, algorithm, _, tensors, group in entries:
             if algorithm == MUON:
@@ -197,8 +208,9 @@ def to_torch(options):
                 continue
             if parameter["momentum_form"] == "sum":
                 sys.exit(f"{name}: momentum in the sum form, torch's Muon has the ema form")
-            state[len(names)] = {theirs: tensors[f"{name}.{ours}"].clone()
-                                 for ours, theirs in STATE_OF[algorithm].items()}
+            state[len(names)] = {
+                theirs: tensors[f"{name}.{ours}"].to(DTYPES[options.state_dtype.upper()], copy=True)
+                for ours, theirs in STATE_OF[algorithm].items()}
             if algorithm == ADAMW:
                 state[len(names)]["step"] = torch.tensor(float(parameter["t"]))
             names.append(name)
@@ -263,7 +275,10 @@ def main():
         command.add_argument("source")
         command.add_argument("target")
         command.set_defaults(call=call)
+        if call is to_torch:
+            command.add_argument("--state-dtype", choices=("f32", "bf16", "f16"), default="f32")
         if call is from_torch:
+            command.add_argument("--widen", action="store_true")
             command.add_argument("--run", required=True)
             command.add_argument("--step", type=int, default=0)
             command.add_argument("--loss-scale", type=float, default=1.0)

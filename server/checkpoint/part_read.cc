@@ -166,10 +166,16 @@ absl::Status CheckSinks(const Manifest& manifest, const SinksByTensor& sinks) {
   }
   for (const auto& [key, list] : sinks) {
     const auto found = there.find(key);
-    if (found != there.end() && found->second == list[0].second->dtype) continue;
-    return absl::FailedPreconditionError(
-        absl::StrFormat("parameter \"%s\": restore: the checkpoint has no \"%s\" of that dtype",
-                        key.first, key.second));
+    const Dtype kept = list[0].second->dtype;
+    if (found == there.end()) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "parameter \"%s\": restore: the checkpoint has no \"%s\"", key.first, key.second));
+    }
+    if (found->second == kept) continue;
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "parameter \"%s\": restore: \"%s\" is %s in the checkpoint, this run keeps it in %s: state "
+        "is neither widened nor narrowed on its way in",
+        key.first, key.second, SafetensorsDtype(found->second), SafetensorsDtype(kept)));
   }
   return absl::OkStatus();
 }

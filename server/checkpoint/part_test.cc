@@ -107,8 +107,10 @@ TEST(Fairscale50, EveryBitAndTheDtypeSurvive) {
   EXPECT_EQ(momentum, half);
   // A reader that expects fp32 is refused, not widened for.
   sink.tensors[1].dtype = Dtype::kF32;
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(ReadShards(files, {"c"}, *manifest, {&sink, 1})));
+  const absl::Status refused = ReadShards(files, {"c"}, *manifest, {&sink, 1});
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("\"momentum\" is BF16 in the checkpoint, this run keeps it in F32"));
 }
 
 // KempnerForge PR #115, AReaL PR #1468: moments that were not in the file were silently dropped.

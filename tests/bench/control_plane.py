@@ -34,15 +34,16 @@ def free_ports(count):
 
 
 @contextlib.contextmanager
-def daemons(bin_dir, count):
-    """Their addresses, once all listen."""
+def daemons(bin_dir, count, flags=()):
+    """Their addresses, once all listen. `flags`: of daemon i flags[i], or none."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     with contextlib.ExitStack() as stack:
-        for address in addresses:
+        for index, address in enumerate(addresses):
+            own = flags[index] if flags else ["--metrics-address", "none"]
             process = stack.enter_context(subprocess.Popen(
                 [str(bin_dir / "muond"), "--listen", address, "--peers", ",".join(addresses),
-                 "--advertise", address, "--metrics-address", "none", "--threads", "1",
-                 "--drain-grace", "0s"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                 "--advertise", address, "--threads", "1", "--drain-grace", "0s", *own],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True))
             stack.callback(process.terminate)
             for line in process.stdout:
@@ -53,9 +54,9 @@ def daemons(bin_dir, count):
         yield addresses
 
 
-def train(bin_dir, count, model, steps, warmup):
+def train(bin_dir, count, model, steps, warmup, flags=()):
     """{call: seconds of all ranks and steps, sorted} with that many daemons."""
-    with daemons(bin_dir, count) as addresses:
+    with daemons(bin_dir, count, flags) as addresses:
         ranks = [subprocess.Popen(
             [str(bin_dir / "muond-test-trainer"), "--endpoint", addresses[0], "--rank", str(rank),
              "--world", str(RANKS), "--model", model, "--steps", str(steps + warmup), "--free",

@@ -4,10 +4,12 @@ deaths, pauses, cut connections, full and slow disks, jumping clocks, spoiled by
 there twice, daemons that restart again and again. Every call must end within its deadline, the run
 must go on, never fall behind its newest checkpoint, and end in the bytes of an undisturbed run.
 
-usage: chaos_test.py [--faults 24] [--seed 1] [unittest's arguments]
+usage: chaos_test.py [--faults 24] [--seed 1] [--buddy] [unittest's arguments]
 
 What happens, and to whom, follows from the seed; where it meets a step does not. The long form
-(--faults 300) is recorded in docs/testing.md.
+(--faults 300) is recorded in docs/testing.md. With --buddy daemons hold each other's state and have
+no disk to go back to: one daemon at a time dies, and no step that any rank has the outcome of is
+taken again.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from muond_stubs import checkpoint as ck
 from muond_stubs import checkpoint_grpc
 from tcp_proxy import UP, Flip
 
-OPTIONS = argparse.Namespace(faults=24, seed=1)
+OPTIONS = argparse.Namespace(faults=24, seed=1, buddy=False)
 DAEMONS = 3
 RANKS = 4
 TRAINING = {"seed": 5, "skip_every": 5}
@@ -48,14 +50,16 @@ class Chaos:
         self.endings = []  # (when, what to do) of what lasts for a while
         self.stop_at = None  # the step at which all ranks wait
         self.floors = {}  # by rank process: it may not resume before this step
+        self.reached = 0  # with buddies: the step after the newest that any rank has an outcome of
         self.checkpoints = test.directory / "checkpoints"
         self.checkpoints.mkdir()
+        kept = ["--buddy-steps", "4"] if OPTIONS.buddy else [
+            "--checkpoint-dir", self.checkpoints, "--checkpoint-every-steps", "4",
+            "--checkpoint-keep", "3"]
         self.hosts = [HostFaults(test.directory / f"host-{i}") for i in range(DAEMONS)]
         self.cluster = DaemonCluster(
             test, DAEMONS, proxies=True, environments=[host.environment for host in self.hosts],
-            flags=["--backend", "cpu", "--threads", "1", "--checkpoint-dir", self.checkpoints,
-                   "--checkpoint-every-steps", "4", "--checkpoint-keep", "3",
-                   "--peer-patience", "500ms"])
+            flags=["--backend", "cpu", "--threads", "1", "--peer-patience", "500ms", *kept])
         self.ranks = self.cluster.start_ranks(
             RANKS, steps=1 << 40, call_timeout=4, bulk_timeout=4, step_timeout=6,
             chunk_bytes=1024, **TRAINING)
@@ -66,14 +70,24 @@ class Chaos:
     # -- What happens
 
     def kill_daemon(self, index=None):
-        index = self.random.randrange(DAEMONS) if index is None else index
+        if index is None:
+            index = self.random.randrange(DAEMONS)
+            self.make_good()
         self.cluster.resume(index)  # the dead don't mind
         self.cluster.kill(index)
         self.cluster.restart(index)
         return f"daemon {index}"
 
+    def make_good(self):
+        """With buddies: what died last is back, and its copies are where they belong."""
+        if OPTIONS.buddy:
+            self.progress(2)
+
     def restart_storm(self):
         victims = [self.random.randrange(DAEMONS) for _ in range(self.random.randint(2, 5))]
+        if OPTIONS.buddy:
+            victims = victims[:1] * len(victims)
+        self.make_good()
         for index in victims:
             self.kill_daemon(index)
             self.wait(self.random.random() * 0.2)
@@ -182,6 +196,7 @@ class Chaos:
             if rank not in self.everyone:
                 continue  # a twin whose time was over just now
             assert rank.process.poll() is None, f"{rank.name} died: {self.told[-5:]}"
+            self.reached = max(self.reached, max(rank.outcomes, default=-1) + 1)
             if rank.held is not None:
                 self.let_go(rank, *rank.held)
         time.sleep(0.01)
@@ -192,7 +207,7 @@ class Chaos:
             rank.say("again")
         elif phase == "begin" and step != self.stop_at:
             floor = self.floors.pop(rank, 0)
-            assert step >= floor, f"{rank.name} resumes at {step}, checkpoint {floor} was complete"
+            assert step >= floor, f"{rank.name} resumes at {step}, {floor} was safe"
             rank.say()
         elif phase != "begin" and phase not in rank.holds:
             rank.say()
@@ -201,8 +216,9 @@ class Chaos:
         """It is about to ask where the run stands."""
         rank.hold("begin")
         rank.hold("failed")
-        self.floors[rank] = max([int(path.parent.name.rsplit("-", 1)[1]) for path in
-                                 self.checkpoints.glob("**/ckpt-*/manifest.json")], default=0)
+        saved = [int(path.parent.name.rsplit("-", 1)[1])
+                 for path in self.checkpoints.glob("**/ckpt-*/manifest.json")]
+        self.floors[rank] = self.reached if OPTIONS.buddy else max(saved, default=0)
 
     def wait(self, seconds):
         deadline = time.monotonic() + seconds
@@ -239,10 +255,14 @@ class Chaos:
 
     # -- The story
 
-    def run(self, faults):
-        self.progress()
+    def save(self):
         with grpc.insecure_channel(self.cluster.listen[0]) as channel:
             checkpoint_grpc.CheckpointStub(channel).Save(ck.SaveRequest(run="run"), timeout=60)
+
+    def run(self, faults):
+        self.progress()
+        if not OPTIONS.buddy:
+            self.save()
         for number in range(faults):
             self.wait(self.random.random() * 0.6)
             kind = self.random.choice(self.KINDS)
@@ -282,13 +302,15 @@ class ChaosTest(ProcessTest):
             raise
         seconds = time.monotonic() - start
         self.assertEqual(digests, {undisturbed_digest(self, steps=steps, **TRAINING)})
-        print(f"seed {OPTIONS.seed}: {OPTIONS.faults} faults in {seconds:.0f} s, {steps} steps: "
-              f"{dict(chaos.counts)}; calls that failed: {dict(chaos.codes)}")
+        how = ", buddies" if OPTIONS.buddy else ""
+        print(f"seed {OPTIONS.seed}{how}: {OPTIONS.faults} faults in {seconds:.0f} s, "
+              f"{steps} steps: {dict(chaos.counts)}; calls that failed: {dict(chaos.codes)}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=OPTIONS.faults)
     parser.add_argument("--seed", type=int, default=OPTIONS.seed)
+    parser.add_argument("--buddy", action="store_true")
     OPTIONS, rest = parser.parse_known_args()
     unittest.main(argv=[sys.argv[0], *rest])

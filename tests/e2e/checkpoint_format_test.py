@@ -74,6 +74,39 @@ for name, value in first["model"].items():
 assert torch.load(zero / "norm" / "step.pt") == 3
 assert not (zero / "w" / "exp_avg.pt").exists()
 """
+# Then the same with the optimizers' state in bf16, as torch keeps it beside bf16 parameters: into a
+# checkpoint and out again, all in one process, since torch takes long to start.
+HALVED = """
+import runpy, sys
+folder, convert = sys.argv[2:4]
+saved = torch.load(sys.argv[1], weights_only=True)
+def states(content):
+    return {name: {key: value for key, value in o["state_dict"]["state"][i].items()
+                   if key != "step"}
+            for o in content["optimizers"] for i, name in enumerate(o["names"])}
+for entry in states(saved).values():
+    assert entry
+for optimizer in saved["optimizers"]:
+    for entry in optimizer["state_dict"]["state"].values():
+        entry.update({key: value.to(torch.bfloat16) for key, value in entry.items()
+                      if key != "step"})
+torch.save(saved, folder + "/half.pt")
+def run(*arguments):
+    sys.argv = [convert, *arguments]
+    runpy.run_path(convert, run_name="__main__")
+into = ["from-torch", folder + "/half.pt", folder + "/out", "--run", "r", "--step", "3"]
+try:
+    run(*into)
+except SystemExit as refused:
+    print(refused)
+run(*into, "--widen")
+run("to-torch", folder + "/out/r/ckpt-3", folder + "/back.pt", "--state-dtype", "bf16")
+back = states(torch.load(folder + "/back.pt", weights_only=True))
+for name, entry in states(saved).items():
+    for key, value in entry.items():
+        assert value.dtype == back[name][key].dtype == torch.bfloat16, (name, key)
+        assert torch.equal(value.view(torch.int16), back[name][key].view(torch.int16)), (name, key)
+"""
 # As DeepSpeed's optimizer takes up a universal checkpoint (ZeROOptimizer and
 # load_hp_checkpoint_state in its repository): the same files, keys and demands, in our own words.
 # A rank takes a part of each parameter's flat master weights: here the second half.
@@ -199,6 +232,18 @@ class CheckpointFormatTest(ProcessTest):
         for name, (shape, total) in found.items():
             self.assertEqual(tuple(shape), tensors[name].shape, name)
             self.assertEqual(total, float(tensors[name].astype(np.float64).sum()), name)
+
+    # torchtitan PR #4615: bf16 state became fp32, and nobody was told.
+    def test_torchtitan4615_half_precision_state_of_torch_is_widened_when_told_so_only(self):
+        if not TORCH.exists():
+            self.skipTest(f"SKIPPED: {TORCH}: no Python with torch (MUOND_TORCH_PYTHON names one)")
+
+        done = subprocess.run(
+            [str(TORCH), "-B", "-c", TRAIN + HALVED, str(self.directory / "whole.pt"),
+             str(self.directory), str(CONVERT)],
+            capture_output=True, text=True, check=False, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("w: momentum_buffer is bfloat16, muond keeps it in float32", done.stdout)
 
     # DeepSpeed #8608, Megatron PR #5742: the state that an algorithm has, not two moments for all.
     def test_torch_state_goes_in_and_comes_out_again_and_to_deepspeed(self):

@@ -180,6 +180,7 @@ class TlsTest(ProcessTest):
                 lambda: list(other.PullArena(streams(optimizer.PullArenaRequest(
                     pull=optimizer.PullRequest(id=run))))),
                 lambda: other.Close(optimizer.CloseRequest(id=run)),
+                lambda: other.AddParameters(optimizer.AddParametersRequest(id=run)),
                 lambda: other.RaiseGeneration(optimizer.RaiseGenerationRequest(id=run)),
                 lambda: other.Status(optimizer.StatusRequest(run="r")),
                 lambda: other.DescribeParameters(
