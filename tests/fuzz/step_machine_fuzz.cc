@@ -21,10 +21,11 @@ constexpr int kDaemons = 2;
 constexpr std::int64_t kRanks = 2;
 constexpr int kMessagesMax = 400;
 
-// "a" lies on daemon 0, "b" on daemon 1, "c" is cut between them, "d" is whole on every rank.
-StepLayout LayoutOf(int daemon) {
+// "a" lies on daemon 0, "b" on daemon 1, "c" is cut between them, "d" is whole on every rank. With
+// `buddies` each holds a copy of the other's gradients.
+StepLayout LayoutOf(int daemon, bool buddies) {
   using Here = StepLayout::Here;
-  StepLayout layout{kRanks, {}, {"d0", "d1"}, daemon};
+  StepLayout layout{kRanks, {}, {"d0", "d1"}, daemon, buddies ? 1 - daemon : -1};
   const auto add = [&](const char* name, bool replicated, Here here) {
     StepLayout::Parameter parameter{name, replicated, static_cast<int>(layout.parameters.size()),
                                     {1, 1}, here};
@@ -52,7 +53,8 @@ RunSpec SpecOf(Input& input) {
 // One daemon: its machine, and what its engine was told to do.
 class Daemon {
  public:
-  Daemon(int self, const RunSpec& spec) : machine(LayoutOf(self), spec) {}
+  Daemon(int self, bool buddies, const RunSpec& spec)
+      : machine(LayoutOf(self, buddies), spec), buddies_(buddies) {}
 
   void Carry(Effects& effects) {
     for (const Effect& effect : effects) {
@@ -62,6 +64,13 @@ class Daemon {
   std::uint64_t Ask() {
     asked.push_back(++waiters_);
     return waiters_;
+  }
+
+  // The buddy answers for the newest attempt, or one before.
+  void Hold(bool newest, Effects& effects) {
+    if (holds_.empty()) return;
+    if (newest) held_ = true;
+    machine.OnHeld(newest ? holds_.back() : holds_.front() - 1, effects);
   }
 
   StepMachine machine;
@@ -89,8 +98,20 @@ class Daemon {
     MUOND_CHECK(outcome.applied == committed_.contains(outcome.step), "applied is committed");
     MUOND_CHECK(outcomes.emplace(outcome.step, outcome).second, "a step ends once");
   }
-  void On(const VoteEffect&) {}
+  void On(const VoteEffect& effect) {
+    const bool skips = effect.vote.trainer_skip != SkipCause::kNone || effect.vote.nonfinite > 0 ||
+                       effect.vote.state_overflows > 0;
+    MUOND_CHECK(!buddies_ || skips || held_, "what may be applied is held by the buddy first");
+  }
+  void On(const HoldEffect& effect) {
+    MUOND_CHECK(buddies_, "only a buddy is asked to hold anything");
+    holds_.push_back(effect.attempt);
+    held_ = false;
+  }
 
+  const bool buddies_;
+  std::vector<std::int64_t> holds_;  // attempts, in their order
+  bool held_ = false;                // the newest of them
   std::uint64_t waiters_ = 0;
   std::set<std::uint64_t> answered_;
   std::set<std::int64_t> committed_;
@@ -99,7 +120,8 @@ class Daemon {
 class World {
  public:
   explicit World(Input& input) : input_(input), spec_(SpecOf(input)) {
-    for (int self = 0; self < kDaemons; ++self) daemons_.emplace_back(self, spec_);
+    const bool buddies = input.Below(2) == 1;
+    for (int self = 0; self < kDaemons; ++self) daemons_.emplace_back(self, buddies, spec_);
   }
 
   void Play() {
@@ -171,6 +193,8 @@ class World {
       if (facts.block_sums[1] == 255) facts.nonfinite = 3;
       if (facts.block_sums[1] == 254) facts.state_overflow = true;
       to.machine.OnReduced(done.attempt, done.state, facts, effects);
+    } else if (what == 9) {
+      to.Hold(input_.Below(8) > 0, effects);
     } else if (what == 10 && to.commit) {
       to.commit.reset();
       CommitFacts facts{.newton_schulz_calls = 1};
