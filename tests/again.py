@@ -24,13 +24,10 @@ def labels(test):
 
 
 def numbers(listing, outputs, failed):
-    """`listing`: ctest's tests in order; `outputs`: by name, of the run; `failed`: 1-based."""
-    chosen = []
-    for number in failed:
-        test = listing[number - 1]
-        if labels(test) & LABELS and not SANITIZER.search(outputs.get(test["name"], "")):
-            chosen.append(number)
-    return chosen
+    """`listing`: ctest's tests in order; `outputs`: by name, of the run; `failed`: names."""
+    return [number for number, test in enumerate(listing, 1)
+            if test["name"] in failed and labels(test) & LABELS
+            and not SANITIZER.search(outputs.get(test["name"], ""))]
 
 
 def main():
@@ -38,7 +35,8 @@ def main():
     log = build / "Testing" / "Temporary" / "LastTestsFailed.log"
     if not log.exists():
         return
-    failed = [int(line.split(":", 1)[0]) for line in log.read_text().splitlines() if line]
+    # Its numbers are of the tests that the run chose from; names are the same everywhere.
+    failed = {line.split(":", 1)[1] for line in log.read_text().splitlines() if line}
     listing = json.loads(subprocess.run(
         ["ctest", "--test-dir", build, "--show-only=json-v1"], capture_output=True, check=True,
         text=True).stdout)["tests"]

@@ -43,12 +43,13 @@ absl::StatusOr<v1::BuddyIndexReply> AskIndex(Peers& peers, const v1::BuddyIndexR
 }
 
 absl::Status ReadItem(Peers& peers, const v1::PeerRun& introduction, std::int64_t item, char* out,
-                      std::int64_t bytes) {
+                      std::int64_t bytes, const std::function<absl::Status()>& stopped) {
   v1::BuddyReadRequest request;
   *request.mutable_peer() = introduction;
   request.set_item(item);
   request.set_bytes(kReadBytes);
   for (std::int64_t at = 0; at < bytes;) {
+    MUOND_RETURN_IF_ERROR(stopped());
     request.set_offset(at);
     grpc::ClientContext context;
     context.set_deadline(GrpcDeadlineIn(kCallTimeout));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,8 +15,9 @@ namespace muond {
 // has lost its own state.
 absl::StatusOr<v1::BuddyIndexReply> AskIndex(Peers& peers, const v1::BuddyIndexRequest& request);
 
-// The `bytes` bytes of an item of that index, to `out`. DATA_LOSS when others come than were sent.
+// The `bytes` bytes of an item of that index, to `out`. DATA_LOSS when others come than were sent;
+// `stopped` is asked before each call, and what it returns ends the reading.
 absl::Status ReadItem(Peers& peers, const v1::PeerRun& introduction, std::int64_t item, char* out,
-                      std::int64_t bytes);
+                      std::int64_t bytes, const std::function<absl::Status()>& stopped);
 
 }  // namespace muond

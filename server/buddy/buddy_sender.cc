@@ -257,12 +257,14 @@ void BuddySender::Work::Loop() {
       continue;
     }
     lock.unlock();
-    if (message.kind == Kind::kWant) {
-      listener.wanted();
-    } else {
-      Send(message);
-    }
+    const bool want = message.kind == Kind::kWant;
+    const bool comes = want && listener.wanted();
+    if (!want) Send(message);
     lock.lock();
+    if (want && !comes) {
+      wanted = false;
+      ready.wait_for(lock, absl::ToChronoNanoseconds(kPause));
+    }
   }
 }
 

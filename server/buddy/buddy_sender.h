@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "proto/values.h"
 #include "server/cluster/peers.h"
 #include "server/cluster/vote_exchange.h"
@@ -50,8 +51,9 @@ class BuddySender {
   struct Listener {
     // The attempt is safe.
     std::function<void(const BuddyAttemptKey&)> held;
-    // A snapshot of the present version is needed (Snapshot).
-    std::function<void()> wanted;
+    // A snapshot of the present version is needed (Snapshot). False: none can be made now, and it is
+    // asked for again.
+    std::function<bool()> wanted;
     // The buddy refused, or has been out of reach for long (UNAVAILABLE).
     std::function<void(int daemon, const absl::Status&, const PeerPosition*)> trouble;
     // So many bytes of payload were taken; and how long a safe step had to wait.

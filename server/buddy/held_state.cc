@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <set>
 #include <tuple>
@@ -38,7 +39,9 @@ absl::StatusOr<HeldState::Item> HeldState::MakeItem(std::int64_t bytes) {
   std::shared_ptr<char[]> data;
   if (bytes >= 0) data.reset(new (std::nothrow) char[static_cast<std::size_t>(bytes)]);
   if (data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrFormat("buddy: no memory for %d bytes", bytes));
+    return absl::ResourceExhaustedError(
+        bytes < 0 ? "buddy: an item of more bytes than there can be"
+                  : absl::StrFormat("buddy: no memory for %d bytes", bytes));
   }
   bytes_ += bytes;
   count_bytes_(bytes);
@@ -68,6 +71,7 @@ void HeldState::DropBefore(std::int64_t version) {
 
 void HeldState::Clear() {
   std::lock_guard lock(mutex_);
+  ++life_;
   for (const auto* snapshot : {&whole_, &incoming_}) {
     if (*snapshot) Drop(**snapshot);
   }
@@ -105,11 +109,15 @@ absl::Status HeldState::PutSnapshot(const v1::BuddyPutRequest& request, v1::Budd
     return snapshot && snapshot->version == request.snapshot();
   };
   if (is(whole_)) return absl::OkStatus();  // a repetition
-  if (request.start() && !is(incoming_)) {
+  const bool same = is(incoming_) && request.tensors_size() == std::ssize(incoming_->tensors);
+  if (request.start() && !same) {
     if (incoming_) Drop(*incoming_);
     incoming_ = Snapshot{.version = request.snapshot(), .tensors = {}, .items = {}};
     for (const v1::BuddyTensor& tensor : request.tensors()) {
-      auto item = MakeItem(tensor.elements() * static_cast<std::int64_t>(sizeof(float)));
+      constexpr auto kSize = static_cast<std::int64_t>(sizeof(float));
+      const bool countable =
+          tensor.elements() <= std::numeric_limits<std::int64_t>::max() / kSize;
+      auto item = MakeItem(countable ? tensor.elements() * kSize : -1);
       if (!item.ok()) {
         Drop(*incoming_);
         incoming_.reset();
@@ -134,6 +142,7 @@ absl::Status HeldState::PutSnapshot(const v1::BuddyPutRequest& request, v1::Budd
   if (!incoming_->Whole()) return absl::OkStatus();
   if (whole_) Drop(*whole_);
   whole_ = std::exchange(incoming_, std::nullopt);
+  index_.clear();  // an owner that sends has its state back, and reads no more
   DropBefore(whole_->version);
   return absl::OkStatus();
 }
@@ -169,8 +178,10 @@ absl::Status HeldState::PutGradients(const v1::BuddyPutRequest& request,
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::BuddyPutReply> HeldState::Put(const v1::BuddyPutRequest& request) {
+absl::StatusOr<v1::BuddyPutReply> HeldState::Put(const v1::BuddyPutRequest& request,
+                                                 std::int64_t life) {
   std::lock_guard lock(mutex_);
+  if (life != life_) return absl::AbortedError("buddy: the state was made anew: put it again");
   v1::BuddyPutReply reply;
   MUOND_RETURN_IF_ERROR(request.has_attempt() ? PutGradients(request, reply)
                                               : PutSnapshot(request, reply));
@@ -245,6 +256,11 @@ absl::StatusOr<v1::BuddyReadReply> HeldState::Read(const v1::BuddyReadRequest& r
   }
   reply.set_crc32c(Crc32c(reply.data().data(), reply.data().size()));
   return reply;
+}
+
+std::int64_t HeldState::life() const {
+  std::lock_guard lock(mutex_);
+  return life_;
 }
 
 std::int64_t HeldState::bytes() const {

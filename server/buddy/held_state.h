@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,8 +30,10 @@ class HeldState {
   ~HeldState();
 
   // DATA_LOSS when a chunk is not what was sent; INVALID_ARGUMENT for one outside of its item.
-  // Chunks of what was overtaken are ignored.
-  absl::StatusOr<v1::BuddyPutReply> Put(const v1::BuddyPutRequest& request);
+  // Chunks of what was overtaken are ignored. ABORTED when all was cleared since `life` was asked
+  // for: whoever checked the request's lineage then must check again.
+  absl::StatusOr<v1::BuddyPutReply> Put(const v1::BuddyPutRequest& request, std::int64_t life);
+  std::int64_t life() const;
   // What became of a step on this daemon, and so on all.
   void OnStep(v1::BuddyStep step);
   // The run's state was made anew: nothing of before has a meaning.
@@ -75,6 +78,7 @@ class HeldState {
 
   const std::function<void(std::int64_t)> count_bytes_;
   mutable std::mutex mutex_;
+  std::int64_t life_ = 0;  // how often all was cleared
   std::int64_t bytes_ = 0;
   std::optional<Snapshot> whole_, incoming_;
   std::map<std::int64_t, Gradients> gradients_;  // by step

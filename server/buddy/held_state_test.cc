@@ -12,6 +12,10 @@ namespace {
 
 class HeldStateTest : public testing::Test {
  protected:
+  absl::StatusOr<v1::BuddyPutReply> Put(const v1::BuddyPutRequest& request) {
+    return held.Put(request, held.life());
+  }
+
   // A snapshot of two tensors; `parts`: how many messages it comes in.
   void PutSnapshot(std::int64_t version, char fill = 's') {
     v1::BuddyPutRequest request;
@@ -23,12 +27,12 @@ class HeldStateTest : public testing::Test {
       tensor.set_t(version);
     }
     AddChunk(request, 0, 0, std::string(8, fill));
-    EXPECT_EQ(Must(held.Put(request)).held(), before_);
+    EXPECT_EQ(Must(Put(request)).held(), before_);
     v1::BuddyPutRequest rest;
     rest.set_snapshot(version);
     AddChunk(rest, 1, 0, std::string(12, fill));
     before_ = version;
-    EXPECT_EQ(Must(held.Put(rest)).held(), version);
+    EXPECT_EQ(Must(Put(rest)).held(), version);
   }
 
   static void AddChunk(v1::BuddyPutRequest& request, std::int64_t item, std::int64_t offset,
@@ -61,12 +65,12 @@ class HeldStateTest : public testing::Test {
     v1::BuddyPutRequest request = Gradient(step, generation, number, -1, "");
     request.set_seal(true);
     for (const std::int64_t state : states) request.add_states(state);
-    return Must(held.Put(request)).sealed();
+    return Must(Put(request)).sealed();
   }
   // A step with one gradient, sealed and decided.
   void Step(std::int64_t step, std::int64_t generation, const std::string& data,
             bool applied = true) {
-    Must(held.Put(Gradient(step, generation, 1, 0, data)));
+    Must(Put(Gradient(step, generation, 1, 0, data)));
     EXPECT_TRUE(Seal(step, generation, 1, {0}));
     Decide(step, generation, applied);
   }
@@ -125,7 +129,7 @@ TEST_F(HeldStateTest, NothingIsMadeUpWhereSomethingIsMissing) {
   EXPECT_TRUE(held.Index(2).ok());
   EXPECT_FALSE(held.Index(1).ok()) << "before the snapshot";
   EXPECT_FALSE(held.Index(3).ok()) << "step 2 is not known";
-  Must(held.Put(Gradient(2, 1, 1, 0, "half")));
+  Must(Put(Gradient(2, 1, 1, 0, "half")));
   Decide(2, 1, true);
   EXPECT_FALSE(held.Index(3).ok()) << "its gradients were never sealed";
   EXPECT_FALSE(Seal(2, 1, 1, {0, 1})) << "one is missing";
@@ -136,7 +140,7 @@ TEST_F(HeldStateTest, NothingIsMadeUpWhereSomethingIsMissing) {
 
 TEST_F(HeldStateTest, GradientsOfAnotherAttemptThanTheOneThatWasAppliedAreNotTaken) {
   PutSnapshot(0);
-  Must(held.Put(Gradient(0, 1, 1, 0, "old!")));
+  Must(Put(Gradient(0, 1, 1, 0, "old!")));
   EXPECT_TRUE(Seal(0, 1, 1, {0}));
   // The generation was raised and the step begun again, with none of this owner's parameters.
   Decide(0, 2, true);
@@ -144,7 +148,7 @@ TEST_F(HeldStateTest, GradientsOfAnotherAttemptThanTheOneThatWasAppliedAreNotTak
   EXPECT_TRUE(Seal(0, 2, 2, {}));
   EXPECT_EQ(Must(held.Index(1)).steps(0).gradients_size(), 0);
   // What comes late from before changes nothing.
-  Must(held.Put(Gradient(0, 1, 1, 0, "late")));
+  Must(Put(Gradient(0, 1, 1, 0, "late")));
   EXPECT_EQ(Must(held.Index(1)).steps(0).gradients_size(), 0);
 }
 
@@ -156,13 +160,13 @@ TEST_F(HeldStateTest, ANewSnapshotTakesThePlaceOfAllThatIsOlder) {
   start.set_snapshot(3);
   start.set_start(true);
   start.add_tensors()->set_elements(5);
-  Must(held.Put(start));
+  Must(Put(start));
   EXPECT_EQ(held.bytes(), 40 + 4 * 4) << "the old one counts until the new one is whole";
   EXPECT_EQ(Must(held.Index(4)).snapshot(), 0);
   v1::BuddyPutRequest rest;
   rest.set_snapshot(3);
   AddChunk(rest, 0, 0, std::string(20, 'n'));
-  EXPECT_EQ(Must(held.Put(rest)).held(), 3);
+  EXPECT_EQ(Must(Put(rest)).held(), 3);
   EXPECT_EQ(held.bytes(), 20 + 4);
   EXPECT_EQ(counted, held.bytes());
   EXPECT_EQ(Must(held.Index(4)).steps_size(), 1);
@@ -174,17 +178,17 @@ TEST_F(HeldStateTest, ChunksOfAnUnknownSnapshotAreToldAndBadOnesRefused) {
   v1::BuddyPutRequest unknown;
   unknown.set_snapshot(7);
   AddChunk(unknown, 0, 0, "data");
-  EXPECT_TRUE(Must(held.Put(unknown)).unknown());
+  EXPECT_TRUE(Must(Put(unknown)).unknown());
   v1::BuddyPutRequest start;
   start.set_snapshot(7);
   start.set_start(true);
   start.add_tensors()->set_elements(2);
-  Must(held.Put(start));
+  Must(Put(start));
   const auto refused = [&](std::int64_t item, std::int64_t offset, const std::string& data) {
     v1::BuddyPutRequest request;
     request.set_snapshot(7);
     AddChunk(request, item, offset, data);
-    return held.Put(request).status().code();
+    return Put(request).status().code();
   };
   EXPECT_EQ(refused(1, 0, "data"), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refused(0, 6, "data"), absl::StatusCode::kInvalidArgument) << "beyond the end";
@@ -194,9 +198,50 @@ TEST_F(HeldStateTest, ChunksOfAnUnknownSnapshotAreToldAndBadOnesRefused) {
   damaged.set_snapshot(7);
   AddChunk(damaged, 0, 0, "data");
   damaged.mutable_chunks(0)->set_crc32c(1);
-  EXPECT_EQ(held.Put(damaged).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Put(damaged).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(refused(0, 0, "data"), absl::StatusCode::kOk);
   EXPECT_EQ(refused(0, 0, "data"), absl::StatusCode::kOk) << "again";
+}
+
+// The lineage was checked before all was made anew: a snapshot of before would count as one of the
+// new state's same version.
+TEST_F(HeldStateTest, WhatWasCheckedBeforeAClearIsNotTakenAfterIt) {
+  const std::int64_t life = held.life();
+  v1::BuddyPutRequest start;
+  start.set_snapshot(0);
+  start.set_start(true);
+  start.add_tensors()->set_elements(1);
+  AddChunk(start, 0, 0, "old!");
+  held.Clear();
+  EXPECT_EQ(held.Put(start, life).status().code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(held.Index(0).ok());
+  EXPECT_EQ(Must(held.Put(start, held.life())).held(), 0);
+}
+
+TEST_F(HeldStateTest, SizesThatNothingHoldsAreRefused) {
+  for (const std::int64_t elements : {std::int64_t{1} << 62, std::int64_t{-1}}) {
+    v1::BuddyPutRequest start;
+    start.set_snapshot(0);
+    start.set_start(true);
+    start.add_tensors()->set_elements(2);
+    start.add_tensors()->set_elements(elements);
+    EXPECT_EQ(Put(start).status().code(), absl::StatusCode::kResourceExhausted) << elements;
+    EXPECT_EQ(held.bytes(), 0);
+    EXPECT_EQ(counted, 0);
+  }
+}
+
+TEST_F(HeldStateTest, WhatARecoveryReadIsLetGoOfWithTheNextSnapshot) {
+  PutSnapshot(0);
+  const auto read = [&] {
+    v1::BuddyReadRequest request;
+    request.set_bytes(8);
+    return held.Read(request);
+  };
+  EXPECT_TRUE(held.Index(0).ok());
+  EXPECT_EQ(Must(read()).data(), "ssssssss");
+  PutSnapshot(1);
+  EXPECT_EQ(read().status().code(), absl::StatusCode::kOutOfRange);
 }
 
 }  // namespace

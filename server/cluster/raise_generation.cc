@@ -18,6 +18,7 @@ namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(2);
 constexpr absl::Duration kPause = absl::Milliseconds(100);
+constexpr absl::Duration kRaiseWait = absl::Seconds(30);  // after a recovery's transfer
 
 // Does `ask` for every daemon at once, each again until it answers or the deadline has passed.
 // Returns by daemon the last status.
@@ -215,7 +216,9 @@ absl::Status RecoverLost(Peers& peers, const v1::PeerRun& introduction, RaiseOrd
   order.adopt.clear();
   order.reinitialize = true;
   order.restore = kFromBuddy;
-  return AskRaises(peers, introduction, order, own, deadline, lost);
+  // The transfer may have taken longer than whoever asked for all this wanted to wait.
+  return AskRaises(peers, introduction, order, own, std::max(deadline, SteadyNow() + kRaiseWait),
+                   lost);
 }
 
 // What those that have their state are told; order.resume_step: what the lost ones are brought to.
@@ -283,7 +286,8 @@ std::int64_t OwnAbove(const Peers& peers, std::int64_t generation) {
 absl::Status RaiseGeneration(Peers& peers, const std::string& run, const std::string& plan_hash,
                              const RaiseWish& wish, const RaiseHooks& own, absl::Time deadline) {
   const v1::PeerRun introduction = peers.Introduction(run, plan_hash);
-  absl::Status status;
+  absl::Status status = absl::UnavailableError(
+      absl::StrFormat("run \"%s\": raise the generation: there was no time to try", run));
   // A daemon that is ahead, by another's unfinished try, refuses: go above it.
   std::int64_t highest = wish.current;
   while (SteadyNow() < deadline) {

@@ -126,7 +126,10 @@ absl::Status Service::Impl::OpenCheckpoints(const ServiceOptions& options, RunCo
                                              .restore = options.restore,
                                              .writer = "muond " + ThisBuild().version},
                                             peers));
-  context.checkpoint_every_steps = options.checkpoint_every_steps;
+  // Without a directory, copies that nobody writes.
+  if (!options.checkpoint_dir.empty()) {
+    context.checkpoint_every_steps = options.checkpoint_every_steps;
+  }
   context.checkpoint_wanted = [this] { checkpointer->Wake(); };
   context.run_made = [this](Run& run) { checkpointer->OnMade(run); };
   return absl::OkStatus();
@@ -136,7 +139,7 @@ void Service::Impl::MakeStateServices() {
   peer_service = std::make_unique<PeerService>(runs.get());
   checkpoint_service = std::make_unique<CheckpointService>(runs.get(), checkpointer.get());
   checkpoint_peer_service = std::make_unique<CheckpointPeerService>(runs.get(), checkpointer.get());
-  buddy_service = std::make_unique<BuddyService>(runs.get(), peer_executor.get());
+  buddy_service = std::make_unique<BuddyService>(runs.get(), buddy_executor.get());
 }
 
 absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
@@ -166,6 +169,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   MUOND_ASSIGN_OR_RETURN(const ChannelSecurity security, MakeChannelSecurity(TlsOf(options)));
   impl->peers = std::make_shared<Peers>(peers, options.peer_patience, security);
   impl->peer_executor = std::make_unique<Executor>();
+  impl->buddy_executor = std::make_unique<Executor>();
   MUOND_RETURN_IF_ERROR(impl->MakeRuns(options, std::move(devices)));
   impl->PreparePaths(options);
   impl->service = std::make_unique<OptimizerService>(
@@ -269,6 +273,7 @@ void Service::Stop(absl::Duration grace) {
   impl_->metrics_server.reset();
   if (impl_->checkpointer != nullptr) impl_->checkpointer->Stop();
   impl_->peer_executor.reset();
+  impl_->buddy_executor.reset();
   StopAll(impl_->executors);
   impl_->runs.reset();
   impl_->unix_listener.reset();

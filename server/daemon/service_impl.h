@@ -41,6 +41,7 @@ struct Service::Impl {
   std::vector<std::unique_ptr<Executor>> executors;  // one per device
   std::shared_ptr<Peers> peers;
   std::unique_ptr<Executor> peer_executor;
+  std::unique_ptr<Executor> buddy_executor;  // state that comes back takes as long as it takes
   std::unique_ptr<OptimizerService> service;
   std::unique_ptr<PeerService> peer_service;
   std::unique_ptr<AdminService> admin_service;

@@ -1,7 +1,6 @@
 #include "server/registry/step_time.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <set>

@@ -1,9 +1,12 @@
 // The gRPC face of what a daemon holds for another one.
 #pragma once
 
+#include <memory>
+
 #include "absl/status/statusor.h"
 #include "grpcpp/grpcpp.h"
 #include "muond/v1/buddy.grpc.pb.h"
+#include "server/engine/executor.h"
 #include "server/run/run_table.h"
 
 namespace muond {

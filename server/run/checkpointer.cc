@@ -172,7 +172,7 @@ void Checkpointer::TickRun(const std::shared_ptr<Run>& run) {
   if (position.state == RunState::kNeedsRestore || !progress.unfinished.empty()) {
     return AutoRestore(run, progress);
   }
-  if (!coordinates() || position.state != RunState::kRunning) return;
+  if (!has_directory() || !coordinates() || position.state != RunState::kRunning) return;
   if (const std::int64_t version = run->periodic_version(); version > progress.periodic) {
     progress.periodic = version;
     (void)SaveNow(run, version, kDefaultWait);  // it was logged and counted

@@ -61,16 +61,16 @@ void Checkpointer::OnMade(Run& run) {
 // Names to try, in this order. NOT_FOUND when there is none.
 absl::StatusOr<std::vector<std::string>> Checkpointer::Candidates(const Run& run,
                                                                   const std::string& name) {
+  if (!has_directory()) {
+    return absl::NotFoundError(absl::StrFormat(
+        "run \"%s\": restore: there is no directory for checkpoints", run.name()));
+  }
   if (!name.empty()) {
     if (!checkpoint::StepOfName(name)) {
       return absl::InvalidArgumentError(
           absl::StrFormat("restore \"%s\": expected a name as ckpt-1200", name));
     }
     return std::vector<std::string>{name};
-  }
-  if (!has_directory()) {
-    return absl::NotFoundError(absl::StrFormat(
-        "run \"%s\": restore: there is no directory for checkpoints", run.name()));
   }
   std::int64_t step = -1;
   const bool exact = absl::SimpleAtoi(options_.restore, &step);
@@ -211,7 +211,9 @@ absl::Status Checkpointer::RestoreFrom(const std::shared_ptr<Run>& run, const st
     run->Stage("", nullptr, {});
     return worst;
   }
-  const absl::Status restored = run->RestoreOnAll(name, step, deadline);
+  // Reading it may have taken longer than whoever asked wanted to wait.
+  const absl::Status restored =
+      run->RestoreOnAll(name, step, std::max(deadline, SteadyNow() + kRestoreWait));
   if (restored.ok()) return restored;
   // Some may have changed over: it is tried again until all have, whoever asked for it.
   ProgressOf(run).unfinished = name;

@@ -286,8 +286,8 @@ class Run : public std::enable_shared_from_this<Run> {
   BuddyAttemptKey AttemptKey(std::int64_t attempt) const;
   void OnHeld(const BuddyAttemptKey& attempt);
   void OnBuddyTrouble(int daemon, const absl::Status& status, const PeerPosition* position);
-  void OnSnapshotWanted();
-  void SnapshotForBuddy();
+  bool OnSnapshotWanted();
+  bool SnapshotForBuddy();
   void RecordStep(const StepOutcome& outcome);
   absl::Status CheckBuddy(const v1::PeerRun& peer, std::int64_t lineage) const;
   bool HasState() const { return running_ || restored_; }

@@ -1,5 +1,4 @@
 // Parameters that are added to the run: what ranks ask for, and the step border at which it is.
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -260,6 +259,8 @@ void Run::Adopt() {
   // Made for the state as it was.
   staged_.reset();
   spare_copies_ = nullptr;
+  image_.reset();
+  image_changed_.notify_all();
   const bool stepped = machine_->version() > start_.next_step;
   if (restored_ || stepped) values_from_ = known;
   restored_ = false;

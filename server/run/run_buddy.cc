@@ -1,6 +1,5 @@
 // Buddies: what goes to the daemon that holds a copy of this one's state, and what comes back from
 // it. docs/checkpoints.md tells the story.
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -10,6 +9,7 @@
 #include "server/buddy/buddy_fetch.h"
 #include "server/buddy/buddy_state.h"
 #include "server/run/run.h"
+#include "server/run/run_create.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
@@ -46,7 +46,8 @@ void Run::OpenBuddy() {
     if (const auto run = self.lock()) run->OnHeld(attempt);
   };
   listener.wanted = [self] {
-    if (const auto run = self.lock()) run->OnSnapshotWanted();
+    const auto run = self.lock();
+    return run == nullptr || run->OnSnapshotWanted();
   };
   listener.trouble = [self](int daemon, const absl::Status& status, const PeerPosition* position) {
     if (const auto run = self.lock()) run->OnBuddyTrouble(daemon, status, position);
@@ -152,28 +153,31 @@ void Run::OnBuddyTrouble(int daemon, const absl::Status& status, const PeerPosit
   OnPeerTrouble(daemon, status);
 }
 
-void Run::OnSnapshotWanted() {
+bool Run::OnSnapshotWanted() {
   std::lock_guard lock(mutex_);
   // Once the run is stopped the engines' threads may be gone.
   const bool steps = machine_ != nullptr && running_ && stopped_.ok() && lost_.empty();
-  if (steps && !committing_) SnapshotForBuddy();
+  return steps && !committing_ && SnapshotForBuddy();
 }
 
-// The lock is held, no commit is under way: as StartImage.
-void Run::SnapshotForBuddy() {
+// The lock is held, no commit is under way: as StartImage. False: the last one is still on its way.
+bool Run::SnapshotForBuddy() {
   if (buddy_copies_ == nullptr) {
     buddy_copies_ = engines_->MakeStateCopies();
     context_.metrics->AddMemory(MemoryKind::kBuddy, engines_->state_bytes());
   }
-  if (buddy_copies_.use_count() > 1) return;  // the last one is still on its way
+  if (buddy_copies_.use_count() > 1) return false;
   const std::int64_t version = machine_->version();
   buddy_snapshot_ = version;
   engines_->CopyState(buddy_copies_, [self = shared_from_this(), life = life_, version,
+                                      of = &registry(),
                                       copies = buddy_copies_](const absl::Status& status) {
     if (!status.ok()) return self->FailEngine(life, std::string(status.message()));
     std::lock_guard lock(self->mutex_);
-    if (life == self->life_) self->buddy_->Snapshot(version, copies);
+    // Parameters that were added since are not in it. Registries stay, so one is as good as a name.
+    if (life == self->life_ && of == &self->registry()) self->buddy_->Snapshot(version, copies);
   });
+  return true;
 }
 
 // ---- For the daemon before this one -----------------------------------------------------------
@@ -213,11 +217,15 @@ absl::Status Run::CheckBuddy(const v1::PeerRun& peer, std::int64_t lineage) cons
 }
 
 absl::StatusOr<v1::BuddyPutReply> Run::BuddyPut(const v1::BuddyPutRequest& request) {
+  std::int64_t life = 0;
   {
     std::lock_guard lock(mutex_);
     MUOND_RETURN_IF_ERROR(CheckBuddy(request.peer(), request.lineage()));
+    life = held_->life();
   }
-  return held_->Put(request);
+  auto reply = held_->Put(request, life);
+  if (!reply.ok()) return Refused(name(), reply.status());
+  return reply;
 }
 
 absl::StatusOr<v1::BuddyIndexReply> Run::BuddyIndex(const v1::BuddyIndexRequest& request) {
@@ -237,21 +245,31 @@ absl::StatusOr<v1::BuddyIndexReply> Run::BuddyIndex(const v1::BuddyIndexRequest&
       control = ToProto(*start_.memory);
     }
   }
-  MUOND_ASSIGN_OR_RETURN(v1::BuddyIndexReply reply, held_->Index(request.version()));
-  *reply.mutable_control() = std::move(control);
+  auto reply = held_->Index(request.version());
+  if (!reply.ok()) return Refused(name(), reply.status());
+  *reply->mutable_control() = std::move(control);
   return reply;
 }
 
 absl::StatusOr<v1::BuddyReadReply> Run::BuddyRead(const v1::BuddyReadRequest& request) const {
-  if (held_ == nullptr) return absl::FailedPreconditionError("buddy: there are none");
-  return held_->Read(request);
+  if (held_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "run \"%s\": this daemon holds no copies for others: set buddy-steps alike on all",
+        name()));
+  }
+  auto reply = held_->Read(request);
+  if (!reply.ok()) return Refused(name(), reply.status());
+  return reply;
 }
 
 // ---- Back from the buddy ----------------------------------------------------------------------
 
 absl::Status Run::ReadItem(std::int64_t item, char* out, std::int64_t bytes) {
   Peers& peers = *context_.peers;
-  return muond::ReadItem(peers, peers.Introduction(name(), PlanName()), item, out, bytes);
+  return muond::ReadItem(peers, peers.Introduction(name(), PlanName()), item, out, bytes, [this] {
+    std::lock_guard lock(mutex_);
+    return stopped_;
+  });
 }
 
 absl::StatusOr<std::vector<ReplayStep>> Run::ReadSteps(const v1::BuddyIndexReply& index,

@@ -1,6 +1,7 @@
 // What is computed for a step: handed to the engines, and what comes back from them.
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "server/run/run.h"
 #include "spdlog/spdlog.h"
 

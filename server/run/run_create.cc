@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "proto/check.h"
 #include "server/run/free_memory.h"
 #include "server/run/pending_addition.h"

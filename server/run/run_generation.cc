@@ -166,8 +166,11 @@ absl::Status Run::RaiseLocked(const RaiseOrder& order, std::int64_t now, After& 
     lost_.clear();
     metrics_->SetState(StateLocked());
   }
-  if (addition_ != nullptr) addition_->promised = false;
-  if (!grows && !adopt_after_commit_) return absl::OkStatus();
+  if (!grows && !adopt_after_commit_) {
+    if (addition_ != nullptr) addition_->promised = false;
+    return absl::OkStatus();
+  }
+  // Until it is the run's own, nobody may put another in its place.
   if (!committing_) {
     Adopt();
     return absl::OkStatus();

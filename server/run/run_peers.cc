@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "proto/check.h"
 #include "proto/status.h"
 #include "server/run/registry_layout.h"
@@ -183,8 +184,9 @@ void Run::OnPeerTrouble(int daemon, const absl::Status& status) {
     std::lock_guard lock(mutex_);
     if (machine_ == nullptr || !stopped_.ok()) return;
     if (absl::IsNotFound(status)) {
-      // It may not have heard of the run yet; once a step was taken it must have.
-      if (machine_->version() > 0) {
+      // It may not have heard of the run yet; once a step was taken it must have. While ranks leave
+      // it, the run ends there first.
+      if (machine_->version() > 0 && left_.empty()) {
         LoseState(absl::StrFormat("daemon \"%s\" does not know the run any more",
                                   context_.peers->daemons()[daemon]));
       }

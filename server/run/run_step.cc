@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "proto/check.h"
 #include "proto/steady_time.h"
 #include "server/run/run.h"

@@ -39,6 +39,7 @@ class Again(unittest.TestCase):
 
     def test_numbers_are_those_of_all_tests(self):
         self.assertEqual(self.chosen("-L", "^(cluster|e2e)$"), "3,5")
+        self.assertEqual(self.chosen("-E", "Passes"), "3,5")
 
     def test_nothing_failed(self):
         self.assertEqual(self.chosen("-R", "Passes"), "")
