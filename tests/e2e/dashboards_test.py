@@ -127,7 +127,8 @@ class DashboardsTest(ProcessTest):
                   "50", "--peer-patience", "60s"]
         saved = self.folder("saved")
         self.shared = [self.start_daemon(
-            "--peers", peers, "--checkpoint-dir", saved, "--checkpoint-every-steps", "10", *common,
+            "--peers", peers, "--checkpoint-dir", saved, "--checkpoint-every-steps", "10",
+            "--buddy-steps", "8", *common,
             directory=(folder := self.folder(f"d{i}")),
             listen=[f"127.0.0.1:{port}", f"unix://{folder}/muond.sock"])
             for i, port in enumerate(ports)]
