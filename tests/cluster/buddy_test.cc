@@ -1,11 +1,13 @@
 // Buddies: a daemon that comes back empty is brought to the last step, without a disk.
 #include <array>
+#include <chrono>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "grpcpp/grpcpp.h"
+#include "muond/v1/checkpoint.grpc.pb.h"
 #include "tests/cluster/checkpoint_story.h"
 
 namespace muond::cluster {
@@ -236,6 +238,61 @@ TEST(Buddies, AddedParametersComeBackBeforeTheirFirstStep) {
   EXPECT_EQ(run.session().next_step(), 3);
   EXPECT_EQ(run.TensorDigest(), digest);
   StoryStep(run, 3);
+}
+
+// The copy of that commit lacks what is added at its end: the buddy must not take it for the whole.
+TEST(Buddies, ParametersAddedWhileAStepIsCommittedComeBackToo) {
+  ServiceOptions options = WithBuddies(1);
+  options.fault_points = "delay_commit:1:1";
+  Cluster cluster(2, options);
+  TestRun run(To(cluster, 0), StorySpec(), {.call_timeout = absl::Seconds(20)});
+  StoryStep(run, 0);
+  const ParameterAddition addition{.groups = {},
+                                   .parameters = {Matrix("late", 24, 16)},
+                                   .slices = {{"late", {WholeBox({24, 16})}}}};
+  const auto other = Must(client::Session::Open(run.spec(), 0, run.slices(0),
+                                                {.channel = To(cluster, 1), .transport = "grpc"}));
+  std::thread stepping([&] { run.TryStep({.gradients = {{NoiseFor(run.spec(), 1)}}}); });
+  Eventually("both commit", [&] {
+    return cluster.service(0).FaultsFired("delay_commit") > 0 &&
+           cluster.service(1).FaultsFired("delay_commit") > 0;
+  });
+  const absl::Status added = other->AddParameters(addition);
+  stepping.join();
+  ASSERT_TRUE(added.ok()) << added;
+  run.Add({.groups = {}, .parameters = addition.parameters, .slices = {}});
+  for (int victim = 0; victim < 2; ++victim) {
+    StoryStep(run, 2 + victim);
+    const std::string digest = run.TensorDigest();
+    DieAndComeBack(cluster, victim);
+    const absl::Status back = run.session().AwaitRestore(absl::Seconds(30));
+    ASSERT_TRUE(back.ok()) << back;
+    EXPECT_EQ(run.session().next_step(), 3 + victim);
+    EXPECT_EQ(run.TensorDigest(), digest) << "daemon " << victim;
+  }
+}
+
+// What is to be saved every so many steps needs a directory, and so does a restore.
+TEST(Buddies, WithoutADirectoryNothingIsSavedAndNothingRestored) {
+  ServiceOptions options = WithBuddies(1);
+  options.checkpoint_every_steps = 1;
+  options.checkpoint_every = absl::Milliseconds(1);
+  Cluster cluster(2, options);
+  TestRun run(To(cluster, 0), StorySpec(), {.call_timeout = absl::Seconds(20)});
+  Story(run, 0, 3);
+  const auto stub = v1::Checkpoint::NewStub(To(cluster, 0));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  v1::RestoreRequest request;
+  request.set_run("run");
+  request.set_name("ckpt-1");
+  request.set_if_generation(run.session().generation());
+  v1::RestoreReply reply;
+  EXPECT_FALSE(stub->Restore(&context, request, &reply).ok());
+  DieAndComeBack(cluster, 1);
+  Must(run.session().AwaitRestore(absl::Seconds(60)));
+  Story(run, 3, kEnd);
+  EXPECT_EQ(run.TensorDigest(), Undisturbed(StorySpec()));
 }
 
 // An operator's restore makes other state of it: what was held has no meaning any more.

@@ -9,6 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/steady_time.h"
+#include "server/cluster/raise_generation.h"
 #include "tests/cluster/half_coordinator.h"
 #include "tests/support/cluster_fixture.h"
 
@@ -82,6 +84,18 @@ TEST(Lineage, APlainRaiseDoesNotJoinNewAndOldState) {
   const StepOutcome outcome = run.Step(NoiseFor(run.spec(), 2));
   EXPECT_TRUE(outcome.applied);
   EXPECT_EQ(outcome.step, 1);
+}
+
+// One that waited for its turn until its time was over is not done, and nobody may take it for that.
+TEST(Raise, WithoutTimeToTryIsNoSuccess) {
+  Peers peers({.daemons = {"127.0.0.1:1", "127.0.0.1:2"}, .self = 0}, absl::Seconds(1));
+  const RaiseHooks never{.prepare = [](std::int64_t) -> absl::StatusOr<DaemonPromise> {
+                           return absl::InternalError("asked");
+                         },
+                         .raise = [](const RaiseOrder&) { return absl::InternalError("raised"); }};
+  const absl::Status raised = RaiseGeneration(peers, "run", "a plan", {.current = 1}, never,
+                                              SteadyNow() - absl::Seconds(1));
+  EXPECT_TRUE(absl::IsUnavailable(raised)) << raised;
 }
 
 // Acknowledged means: nothing of the old generation is under way any more, on any daemon.
