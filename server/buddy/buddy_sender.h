@@ -51,7 +51,7 @@ class BuddySender {
   struct Listener {
     // The attempt is safe.
     std::function<void(const BuddyAttemptKey&)> held;
-    // A snapshot of the present version is needed (Snapshot). False: none can be made now, and it is
+    // A snapshot of the present version is needed (Snapshot). False: none can be made now, it is
     // asked for again.
     std::function<bool()> wanted;
     // The buddy refused, or has been out of reach for long (UNAVAILABLE).

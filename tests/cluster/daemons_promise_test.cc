@@ -86,13 +86,14 @@ TEST(Lineage, APlainRaiseDoesNotJoinNewAndOldState) {
   EXPECT_EQ(outcome.step, 1);
 }
 
-// One that waited for its turn until its time was over is not done, and nobody may take it for that.
+// One that waited for its turn until its time was over is not done, nobody may take it for that.
 TEST(Raise, WithoutTimeToTryIsNoSuccess) {
   Peers peers({.daemons = {"127.0.0.1:1", "127.0.0.1:2"}, .self = 0}, absl::Seconds(1));
-  const RaiseHooks never{.prepare = [](std::int64_t) -> absl::StatusOr<DaemonPromise> {
-                           return absl::InternalError("asked");
-                         },
-                         .raise = [](const RaiseOrder&) { return absl::InternalError("raised"); }};
+  RaiseHooks never;
+  never.prepare = [](std::int64_t) -> absl::StatusOr<DaemonPromise> {
+    return absl::InternalError("asked");
+  };
+  never.raise = [](const RaiseOrder&) { return absl::InternalError("raised"); };
   const absl::Status raised = RaiseGeneration(peers, "run", "a plan", {.current = 1}, never,
                                               SteadyNow() - absl::Seconds(1));
   EXPECT_TRUE(absl::IsUnavailable(raised)) << raised;
