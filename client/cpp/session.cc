@@ -62,8 +62,9 @@ bool SameDaemons(const v1::RegisterReply& a, const v1::RegisterReply& b) {
 
 Session::Session()
     : calls_(std::make_unique<CallScope>(nullptr)),
-      queue_(std::make_unique<PushQueue>(
-          *calls_, [this](std::span<const SliceSource> gradients) { return PushOnce(gradients); })) {}
+      queue_(std::make_unique<PushQueue>(*calls_, [this](std::span<const SliceSource> gradients) {
+        return PushOnce(gradients);
+      })) {}
 
 Session::~Session() = default;
 
