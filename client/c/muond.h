@@ -237,7 +237,8 @@ int32_t muond_session_restore(muond_session* session, const char* name, size_t n
 // NOT_FOUND or UNAVAILABLE because a daemon went away, or says that the run needs a restore, and
 // after joining a run in state MUOND_RUN_NEEDS_RESTORE. Then muond_session_position tells where to
 // go on: at the same step, or at an earlier one, whose version is to be pulled. State
-// MUOND_RUN_OPENING: the state is gone for good, and no checkpoint was there. UNAVAILABLE or
+// MUOND_RUN_OPENING: the state is gone for good, and no checkpoint was there; or, where parameters
+// were added to the run, values of those are missing and the rest is still there. UNAVAILABLE or
 // DEADLINE_EXCEEDED when `timeout` seconds were not enough.
 int32_t muond_session_await_restore(muond_session* session, double timeout, muond_error** error);
 

@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/message_json.h"
-#include "proto/check.h"
 
 namespace muond::cli {
 namespace {

@@ -1,6 +1,6 @@
 #include "client/cpp/call_scope.h"
 
-#include <memory>
+#include <optional>
 #include <thread>
 
 #include "absl/time/clock.h"

@@ -14,6 +14,16 @@ FakeService::FakeService() {
   position.set_state(v1::RUN_STATE_RUNNING);
 }
 
+bool FakeService::Held(const std::string& verb, Context* context) {
+  {
+    const std::lock_guard lock(mutex);
+    if (!hold.contains(verb)) return false;
+  }
+  ++held;
+  while (!context->IsCancelled()) absl::SleepFor(absl::Milliseconds(1));
+  return true;
+}
+
 std::optional<grpc::Status> FakeService::Enter(const std::string& verb, Context* context) {
   ++calls[verb];
   peers[verb] = context->peer();
@@ -86,6 +96,7 @@ grpc::Status FakeService::Begin(Context* context, const v1::BeginRequest* reques
 
 grpc::Status FakeService::Push(Context* context, grpc::ServerReader<v1::PushRequest>* stream,
                                v1::PushReply* reply) {
+  if (Held("Push", context)) return grpc::Status::CANCELLED;
   const std::lock_guard lock(mutex);
   if (auto failure = Enter("Push", context)) return *failure;
   std::map<std::pair<std::string, std::int64_t>, std::string> arrived;
@@ -141,6 +152,16 @@ grpc::Status FakeService::Skip(Context* context, const v1::SkipRequest* request,
   reply->mutable_outcome()->set_loss_scale(request->loss_scale());
   reply->mutable_outcome()->set_version(request->step() + 1);
   return Leave("Skip", context);
+}
+
+grpc::Status FakeService::AddParameters(Context* context, const v1::AddParametersRequest*,
+                                        v1::AddParametersReply* reply) {
+  if (Held("AddParameters", context)) return grpc::Status::CANCELLED;
+  const std::lock_guard lock(mutex);
+  if (auto failure = Enter("AddParameters", context)) return *failure;
+  reply->set_addition("addition");
+  reply->set_adopted(adopted);
+  return Leave("AddParameters", context);
 }
 
 grpc::Status FakeService::Pull(Context* context, const v1::PullRequest* request,

@@ -2,12 +2,14 @@
 // and tampers with chunks exactly as told.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +46,10 @@ class FakeService final : public v1::Optimizer::Service {
   std::map<std::pair<std::string, std::int64_t>, std::string> values, gradients;
   // Changes the messages of a Pull before they are sent.
   std::function<void(std::vector<v1::PullReply>&)> tamper;
+  // Calls of these verbs end only when their callers give them up; `held`: how many have come.
+  std::set<std::string> hold;
+  std::atomic<int> held = 0;
+  bool adopted = false;  // that AddParameters tells
   bool hang_finish = false;  // answers within its wait_ms, as a daemon that misses ranks
 
   FakeService();
@@ -58,6 +64,8 @@ class FakeService final : public v1::Optimizer::Service {
   grpc::Status Push(Context*, grpc::ServerReader<v1::PushRequest>*, v1::PushReply*) override;
   grpc::Status Finish(Context*, const v1::FinishRequest*, v1::FinishReply*) override;
   grpc::Status Skip(Context*, const v1::SkipRequest*, v1::FinishReply*) override;
+  grpc::Status AddParameters(Context*, const v1::AddParametersRequest*,
+                             v1::AddParametersReply*) override;
   grpc::Status Pull(Context*, const v1::PullRequest*, grpc::ServerWriter<v1::PullReply>*) override;
   grpc::Status Close(Context*, const v1::CloseRequest*, v1::CloseReply*) override;
   grpc::Status Status(Context*, const v1::StatusRequest*, v1::StatusReply*) override;
@@ -65,6 +73,8 @@ class FakeService final : public v1::Optimizer::Service {
                                   v1::DescribeParametersReply*) override;
   grpc::Status Digest(Context*, const v1::DigestRequest*, v1::DigestReply*) override;
 
+  // Whether it was held, and its caller has gone. Without the lock.
+  bool Held(const std::string& verb, Context* context);
   // Counts the call; the failure that it must show before its effect, if any.
   std::optional<grpc::Status> Enter(const std::string& verb, Context* context);
   // Likewise after it.

@@ -62,6 +62,11 @@ void PushQueue::Forget() {
   failure_ = {};
 }
 
+void PushQueue::Cancel() {
+  CancelQueued();  // first: the end of the push under way lets the next one begin
+  calls_.CancelInner();
+}
+
 void PushQueue::CancelQueued() {
   std::vector<std::shared_ptr<PushTicket>> tickets;
   {
@@ -82,8 +87,12 @@ void PushQueue::Work() {
     const std::vector<SliceSource> sources = std::exchange(sources_, {});
     const std::vector<std::shared_ptr<PushTicket>> tickets = std::exchange(tickets_, {});
     pushing_ = true;
-    lock.unlock();
-    const CallResult result = push_(sources);
+    CallResult result;
+    {
+      const Operation operation(calls_);  // under the lock: Cancel finds it, or what is queued
+      lock.unlock();
+      result = push_(sources);
+    }
     for (const auto& ticket : tickets) ticket->End(result.status);
     lock.lock();
     if (!result.status.ok() && failure_.status.ok()) failure_ = result;

@@ -8,10 +8,12 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "client/cpp/call_scope.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
 
@@ -21,7 +23,8 @@ namespace muond::client {
 class PushQueue {
  public:
   using Push = std::function<CallResult(std::span<const SliceSource>)>;
-  explicit PushQueue(Push push) : push_(std::move(push)) {}
+  // Each push is an Operation of `calls`, which outlives the queue.
+  PushQueue(CallScope& calls, Push push) : calls_(calls), push_(std::move(push)) {}
   // Waits for the push that is under way; what is queued gets CANCELLED.
   ~PushQueue();
 
@@ -30,12 +33,14 @@ class PushQueue {
   CallResult Drain();
   // A new step: earlier failures are history.
   void Forget();
-  // What has not begun gets CANCELLED.
-  void CancelQueued();
+  // What has not begun gets CANCELLED, and so does every operation of `calls` that is under way.
+  void Cancel();
 
  private:
   void Work();
+  void CancelQueued();
 
+  CallScope& calls_;
   const Push push_;
   std::mutex mutex_;
   std::condition_variable changed_;

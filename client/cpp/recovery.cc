@@ -58,9 +58,10 @@ bool Interrupted(const CallResult& result, std::int64_t generation) {
   }
 }
 
-Recovery::Recovery(Session& session, std::string action)
+Recovery::Recovery(Session& session, std::string action, bool adds)
     : session_(session),
       action_(std::move(action)),
+      adds_(adds),
       lineage_(session.registered_.position().lineage()) {}
 
 absl::Status Recovery::After(const CallResult& failure, std::int64_t generation) {
@@ -124,6 +125,7 @@ absl::Status Recovery::Look(bool* again) {
   }
   mixed_since_ = absl::InfiniteFuture();
   if (state == v1::RUN_STATE_OPENING && OnlyAddedAreMissing()) {
+    if (adds_) return absl::OkStatus();
     *again = true;
     return absl::UnavailableError(
         absl::StrFormat("run \"%s\": %s: not all values of the parameters that were added are "
@@ -139,11 +141,11 @@ absl::Status Recovery::Look(bool* again) {
   return absl::OkStatus();
 }
 
-// Of an opening run: its state is the one of before, to which parameters were added.
+// Of an opening run: its state is the one of before, to which parameters were added. By this
+// session or, before it has heard of that, by another rank.
 bool Recovery::OnlyAddedAreMissing() const {
   const v1::RunPosition& position = session_.registered_.position();
-  return !session_.spec_.additions.empty() && lineage_ > 0 && position.lineage() == lineage_ &&
-         position.next_step() > 0;
+  return lineage_ > 0 && position.lineage() == lineage_ && position.next_step() > 0;
 }
 
 void Recovery::Done() {

@@ -20,8 +20,9 @@ bool Interrupted(const CallResult& result, std::int64_t generation);
 // Of one action, within one Operation (call_scope.h); made before its first attempt.
 class Recovery {
  public:
-  // `action` for messages: "step 41".
-  Recovery(Session& session, std::string action);
+  // `action` for messages: "step 41". `adds`: parameters; that values of added ones are missing is
+  // then nothing to wait for, since the caller is to send them.
+  Recovery(Session& session, std::string action, bool adds = false);
 
   // After an attempt that failed under `generation`: rejoins until the run can go on. OK: try
   // again, or look where the run stands now; else the error for the caller: `failure`'s own where
@@ -43,6 +44,7 @@ class Recovery {
 
   Session& session_;
   const std::string action_;
+  const bool adds_;
   const std::int64_t lineage_;  // of the state that the session knew
   absl::Time start_ = absl::InfiniteFuture();  // of the first failure
   absl::Time mixed_since_ = absl::InfiniteFuture();

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -61,6 +63,21 @@ class RecoveryTest : public testing::Test {
     service_.failures[verb].push_back({{code, message}, std::move(position), false});
   }
 
+  // What `call` returns when another thread cancels until it does, whenever it begins.
+  static absl::Status Cancelling(Session& session, const std::function<absl::Status()>& call) {
+    std::atomic<bool> done = false;
+    std::thread other([&] {
+      while (!done) {
+        absl::SleepFor(absl::Milliseconds(20));
+        session.Cancel();
+      }
+    });
+    absl::Status status = call();
+    done = true;
+    other.join();
+    return status;
+  }
+
   FakeServer server_;
   FakeService& service_ = server_.service;
   RunSpec spec_;
@@ -70,6 +87,10 @@ class RecoveryTest : public testing::Test {
   std::vector<float> data_ = std::vector<float>(1000);
   const std::vector<SliceSource> gradients_ = {{"w", 0, data_.data(), 1000}};
   const StepBegin begin_{.loss_scale = 0};
+  const ParameterAddition late_ = {
+      .groups = {},
+      .parameters = {{.name = "late", .shape = Dims{4}, .group = "g"}},
+      .slices = {{"late", {WholeBox({4})}}}};
 };
 
 TEST_F(RecoveryTest, ADaemonThatKnowsTheRunNoMoreIsAwaitedUntilItIsRestored) {
@@ -220,14 +241,49 @@ TEST_F(RecoveryTest, CancelEndsIt) {
   const auto session = Open();
   Fail("Begin", grpc::StatusCode::FAILED_PRECONDITION, "needs a restore", Lost(1, 7));
   service_.later = {Lost(1, 7)};
-  std::thread other([&] {
-    absl::SleepFor(absl::Milliseconds(100));
-    session->Cancel();
-  });
-  EXPECT_TRUE(absl::IsCancelled(session->Step(begin_, gradients_).status()));
-  other.join();
+  EXPECT_TRUE(absl::IsCancelled(
+      Cancelling(*session, [&] { return session->Step(begin_, gradients_).status(); })));
   service_.position = At(1, 7);
   EXPECT_TRUE(session->Step(begin_, gradients_).ok()) << "later calls work";
+}
+
+TEST_F(RecoveryTest, CancelEndsAnAdditionThatWaitsForOtherRanks) {
+  const auto session = Open();
+  service_.hold = {"AddParameters"};
+  EXPECT_TRUE(absl::IsCancelled(
+      Cancelling(*session, [&] { return session->AddParameters(late_); })));
+  EXPECT_GE(service_.held, 1);
+  service_.hold = {};
+  EXPECT_TRUE(session->Step(begin_, gradients_).ok()) << "later calls work";
+}
+
+// Another rank was first, and this one's question is overtaken by what it asks for: the run opens
+// once more, for values that nobody but this rank will send.
+TEST_F(RecoveryTest, AnAdditionThatTheAdoptionOvertakesIsAskedForAgain) {
+  options_.recovery_timeout = absl::Seconds(3);
+  service_.adopted = true;
+  for (const bool first : {true, false}) {
+    SCOPED_TRACE(first ? "of the first addition" : "of a later one");
+    v1::RunPosition running = At(2, 7), opening = At(3, 7, v1::RUN_STATE_OPENING);
+    running.set_lineage(1);
+    opening.set_lineage(1);
+    service_.position = running;
+    service_.additions.clear();
+    if (!first) service_.additions.push_back(1);
+    service_.calls.clear();
+    const auto session = Open();
+    Fail("AddParameters", grpc::StatusCode::ABORTED, "the generation was raised", opening);
+    service_.later = {opening};
+    const absl::Status added = session->AddParameters(late_);
+    EXPECT_TRUE(added.ok()) << added;
+    EXPECT_EQ(service_.calls["AddParameters"], 2);
+    EXPECT_EQ(session->state(), v1::RUN_STATE_OPENING) << "it is for the caller to send values";
+  }
+  // A run that is new has no values of the old ones either.
+  const auto session = Open();
+  service_.position = At(1, 0, v1::RUN_STATE_OPENING);
+  Fail("AddParameters", grpc::StatusCode::ABORTED, "the generation was raised");
+  EXPECT_THAT(session->AddParameters(late_).ToString(), HasSubstr("lost its state"));
 }
 
 TEST_F(RecoveryTest, CompleteTakesAnInterruptedStepAgainFromTheStart) {

@@ -7,7 +7,6 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "client/cpp/arena.h"
 #include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
@@ -63,11 +62,9 @@ bool SameDaemons(const v1::RegisterReply& a, const v1::RegisterReply& b) {
 
 Session::Session()
     : calls_(std::make_unique<CallScope>(nullptr)),
-      queue_(std::make_unique<PushQueue>(
-          [this](std::span<const SliceSource> gradients) {
-            const Operation operation(*calls_);
-            return PushOnce(gradients);
-          })) {}
+      queue_(std::make_unique<PushQueue>(*calls_, [this](std::span<const SliceSource> gradients) {
+        return PushOnce(gradients);
+      })) {}
 
 Session::~Session() = default;
 

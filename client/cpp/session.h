@@ -13,9 +13,9 @@
 //
 // Every call has a deadline and may be repeated: the service applies a step once however often it
 // is finished. UNAVAILABLE, ABORTED streams and DATA_LOSS are retried here within the deadline
-// (retry.h). Step, Complete, Skip and Pull also live through daemons that restart and runs that are
-// restored, within recovery_timeout (interruption.h); what is returned needs the caller: see each
-// method. Pushes only read the caller's buffers.
+// (retry.h). Step, Complete, Skip, Pull and AddParameters also live through daemons that restart
+// and runs that are restored, within recovery_timeout (interruption.h); what is returned needs the
+// caller: see each method. Pushes only read the caller's buffers.
 // Thread rule: one thread at a time per Session, Cancel from any; Sessions are independent.
 #pragma once
 
@@ -77,7 +77,7 @@ struct SessionOptions {
   absl::Duration call_timeout = absl::Seconds(30);    // of a control call, retries included
   absl::Duration step_timeout = absl::Seconds(120);   // of Finish: waiting for the other ranks
   absl::Duration bulk_timeout = absl::Seconds(300);   // of one Initialize, Push or Pull stream
-  // How long one step, or one Pull, may be held up by daemons that are away or runs that are being
+  // How long one step, Pull or AddParameters may be held up by daemons that are away or runs being
   // restored, from the first that is heard of it; zero: the first is returned.
   absl::Duration recovery_timeout = absl::Seconds(300);
   // Hears of each, on the session's thread: must not call the session. Empty: a line on stderr.
@@ -218,7 +218,7 @@ class Session {
   void Cancel();
 
   // Registers again under the same session name and adopts generation, next step, loss scale and
-  // last outcome. Step, Complete, Skip and Pull do so by themselves.
+  // last outcome. Step, Complete, Skip, Pull and AddParameters do so by themselves.
   absl::Status Rejoin();
 
   // Rejoins until the daemons have restored the run from a checkpoint: what to do after opening a

@@ -7,9 +7,7 @@
 #include "client/cpp/arena.h"
 #include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
-#include "client/cpp/owner_table.h"
 #include "client/cpp/pair.h"
-#include "client/cpp/push_queue.h"
 #include "client/cpp/recovery.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
@@ -40,7 +38,7 @@ absl::StatusOr<bool> Session::AskToAdd(const ParameterAddition& addition, std::s
   SlicesToProto(addition.slices, request.mutable_slices());
   std::vector<v1::AddParametersReply> replies(daemons_->count());
   const std::int64_t step = next_step_;
-  Recovery recovery(*this, "add parameters");
+  Recovery recovery(*this, "add parameters", /*adds=*/true);
   for (;;) {
     *request.mutable_id() = Id();
     const CallResult result = daemons_->ForEach([&](int daemon, Connection& connection) {

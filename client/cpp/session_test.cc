@@ -250,6 +250,29 @@ TEST_F(SessionTest, ThePiecesOfAStepMakeTheSameStep) {
   EXPECT_EQ(service_.finished.absent(0), "w");
 }
 
+TEST_F(SessionTest, CancelEndsAPushUnderWayAndWhatIsQueuedBehindIt) {
+  const auto session = Open();
+  service_.hold = {"Push"};
+  for (int i = 0; i < 10; ++i) {
+    service_.held = 0;
+    ASSERT_TRUE(session->Begin(begin_).ok());
+    const auto first = session->PushAsync(gradients_);
+    ASSERT_TRUE(first.ok());
+    while (service_.held == 0) absl::SleepFor(absl::Milliseconds(1));
+    const auto second = session->PushAsync(gradients_);
+    ASSERT_TRUE(second.ok());
+    session->Cancel();
+    const absl::Status told = (*second)->Wait(absl::Seconds(20));
+    if (absl::IsDeadlineExceeded(told)) session->Cancel();  // for the test to come to an end
+    ASSERT_TRUE(absl::IsCancelled(told)) << told;
+    EXPECT_TRUE(absl::IsCancelled((*first)->Wait(absl::Seconds(20))));
+    EXPECT_TRUE(absl::IsCancelled(session->Finish().status()));
+    EXPECT_EQ(service_.held, 1);
+  }
+  service_.hold = {};
+  EXPECT_TRUE(session->Step(begin_, gradients_).ok()) << "later calls work";
+}
+
 TEST_F(SessionTest, SkipTellsCauseAndScale) {
   const auto session = Open();
   const auto outcome = session->Skip(SkipCause::kOverflow, 4096);

@@ -4,7 +4,6 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "client/cpp/arena.h"
 #include "client/cpp/call_scope.h"
 #include "client/cpp/daemons.h"
@@ -90,10 +89,7 @@ absl::StatusOr<std::shared_ptr<ArenaLink>> Session::ArenaOf(int daemon) {
 
 CallResult Session::DrainQueue() { return queue_->Drain(); }
 
-void Session::Cancel() {
-  calls_->CancelInner();
-  queue_->CancelQueued();
-}
+void Session::Cancel() { queue_->Cancel(); }
 
 std::vector<SlicePart> Session::PartsFor(int daemon, std::span<const SliceSource> sources) const {
   std::vector<SlicePart> parts;

@@ -1,5 +1,6 @@
 // Parameters that are added while things go wrong: ranks that disagree, are late or restart, a
 // coordinator that dies half way, a step that is being committed.
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/convert.h"
+#include "proto/status.h"
 #include "tests/cluster/half_coordinator.h"
 #include "tests/cluster/steps_of.h"
 #include "tests/support/cluster_fixture.h"

@@ -2,11 +2,8 @@
 // takes up, daemons with new and with old state, and what a daemon still knows when it comes back.
 #include <atomic>
 #include <cmath>
-#include <string>
 #include <thread>
-#include <vector>
 
-#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/steady_time.h"

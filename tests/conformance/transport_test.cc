@@ -4,6 +4,7 @@
 #include <limits>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "client/cpp/admin.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

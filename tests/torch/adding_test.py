@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import state_dict as checkpoint
 
 import muond.torch
 from muond import errors
+from muond import session as sessions
 
 STEPS, LATE = 6, 3
 
@@ -58,18 +59,20 @@ class Adding(TorchTest):
         groups = [early_group(model)] + [late_group(model)] * all_at_once
         return model, make(groups, **{**self.OPTIONS, **options})
 
-    def train(self, model, opt, first=0, last=STEPS, add=True):
+    def train(self, model, opt, first=0, last=STEPS, add=True, decay=1.):
         for step in range(first, last):
             if step == LATE:
                 model.grown = True
                 if add:
                     opt.add_param_group(late_group(model))
             self.one_step(model, opt, step)
+            for group in opt.param_groups:
+                group["lr"] *= decay
 
-    def undisturbed(self):
+    def undisturbed(self, **how):
         """(digest, model) of a training with all parameters added in the process."""
         model, opt = self.start(self.local)
-        self.train(model, opt)
+        self.train(model, opt, **how)
         return opt.digest(), model
 
     def test_a_daemon_and_the_process_train_alike_and_as_if_they_had_been_there(self):
@@ -196,6 +199,30 @@ class Adding(TorchTest):
         self.train(model, opt, LATE)
         self.assertEqual(opt.digest(), self.undisturbed()[0])
 
+    def test_a_step_after_an_addition_that_failed_half_way_says_what_is_missing(self):
+        model, opt = self.start(self.local)
+        self.train(model, opt, last=LATE)
+        gone = errors.DaemonUnavailable("gone")
+        with mock.patch.object(opt._binding.session, "initialize", side_effect=gone):
+            with self.assertRaises(errors.DaemonUnavailable):
+                opt.add_param_group(late_group(model))
+        with self.assertRaisesRegex(errors.RunStateError, "were added are missing") as caught:
+            self.one_step(model, opt, LATE)
+        self.assertIn("add_param_group", caught.exception.hint)
+        self.train(model, opt, LATE)
+        self.assertEqual(opt.digest(), self.undisturbed()[0])
+
+    def test_a_rank_that_another_session_holds_is_no_taken_name(self):
+        session = sessions.Session.__new__(sessions.Session)
+        session.handle = None
+        for message, kind in (("rank 0: is held by another session: two", errors.RunTaken),
+                              ('parameter "a": the run has one', errors.RegistrationError)):
+            refusal = errors.from_code(errors.ALREADY_EXISTS, message)
+            with mock.patch.object(session, "_call", side_effect=refusal):
+                with self.assertRaises(kind) as caught:
+                    session.add_parameters({})
+            self.assertEqual(caught.exception.code, errors.ALREADY_EXISTS)
+
     def test_a_daemon_that_dies_afterwards_has_them_from_its_checkpoint(self):
         with tempfile.TemporaryDirectory(prefix="muond-torch-", dir="/tmp") as folder:
             flags = ["--checkpoint-dir", folder]
@@ -208,14 +235,14 @@ class Adding(TorchTest):
                     model.grown = True
                     opt.add_param_group(late_group(model))
                     opt.save_checkpoint()
-                self.one_step(model, opt, step)
+                self.train(model, opt, step, step + 1, add=False, decay=0.9)
                 if step == LATE + 1 and len(taken) == step:
                     daemon.kill()
                     pathlib.Path(daemon.socket).unlink()
                     self.daemon(*flags, directory=daemon.directory)
                 taken.append(step)
             self.assertEqual(taken, [0, 1, 2, 3, 4, 5, 3, 4, 5])
-            self.assertEqual(opt.digest(), self.undisturbed()[0])
+            self.assertEqual(opt.digest(), self.undisturbed(decay=0.9)[0])
 
 
 if __name__ == "__main__":

@@ -13,10 +13,14 @@ import unittest
 from harness import LONG, TorchTest
 
 import torch
-from torch.distributed.tensor import Replicate, Shard
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from muond.torch import layout
+from muond.torch.binding import Binding
 
 PROGRAM = pathlib.Path(__file__).with_name("distributed_program.py")
 
@@ -184,6 +188,28 @@ class Boxes(unittest.TestCase):
                     first, size = layout.chunk(0, length, parts, index)
                     wanted = pieces[index].tolist() if index < len(pieces) else []
                     self.assertEqual(list(range(first, first + size)), wanted)
+
+    def test_which_replica_sends_is_the_same_for_groups_added_and_groups_that_are_there(self):
+        def boxes(counts, at_once):
+            binding = object.__new__(Binding)
+            binding.groups, binding.fixed, binding.entries = [], [], []
+            binding.by_id, binding._reduced = {}, True
+            groups = [{"params": [torch.nn.Parameter(distribute_tensor(
+                torch.ones(4, 4), mesh, (Replicate(), Shard(0)))) for _ in range(count)],
+                "algorithm": "adamw"} for count in counts]
+            names = [[f"{i}.{place}" for place in range(count)] for i, count in enumerate(counts)]
+            for last in [len(groups)] if at_once else range(1, len(groups) + 1):
+                binding.groups = groups[:last]
+                binding._take_in(binding._collect(names, names))
+            return [(entry.name, entry.layout.box) for entry in binding.entries]
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+        for counts in ((3, 2), (1, 1, 1), (2, 3)):
+            added = boxes(counts, at_once=False)
+            self.assertEqual(added, boxes(counts, at_once=True))
+            self.assertEqual([box is None for _, box in added],
+                             [bool(index % 2) for index in range(sum(counts))])
 
 
 if __name__ == "__main__":

@@ -182,8 +182,10 @@ class Session:
         it, then initialize() with the new values; describe() has them then."""
         try:
             self._call("session_add_parameters", *_encoded(json.dumps(addition)))
-        except errors.SliceConflict as taken:  # of a name, here
-            raise errors.RegistrationError(taken.message, code=taken.code) from None
+        except errors.SliceConflict as taken:  # of the rank or a name, here
+            kind = (errors.RunTaken if "held by another session" in taken.message
+                    else errors.RegistrationError)
+            raise kind(taken.message, code=taken.code) from None
 
     def rejoin(self):
         """Registers again and adopts where the run stands."""

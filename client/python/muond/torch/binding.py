@@ -63,6 +63,7 @@ class Binding:
         self.buffers = staging.Buffers()
         self._arrived = None  # (version, what its parameters have come into), after a step
         self.unpulled = None  # what conclude() was given, and could not bring
+        self.adding = False   # the run may have parameters whose values it has not
         self._reduced = options["gradients"] == "reduced"
         self.fixed, self.entries, self.by_id = [], [], {}
         self._take_in(self._collect(names, routes))
@@ -105,7 +106,7 @@ class Binding:
                     found.append((name, parameter, group_name(index), route))
         shapes = [routing.logical_shape(name, parameter) for name, parameter, _, _ in found]
         placed = layouts.layouts([f[0] for f in found], [f[1] for f in found], shapes,
-                                 self._reduced)
+                                 self._reduced, first=len(self.entries))
         return [Entry(*parts, place) for parts, place in zip(found, placed)]
 
     def _take_in(self, entries):
@@ -213,6 +214,7 @@ class Binding:
             if added:
                 layouts.together(lambda: self._join(added))
                 waiting = layouts.together(lambda: self._pull(added))
+                self.adding = False
         except BaseException:
             self.groups = before
             raise
@@ -222,8 +224,13 @@ class Binding:
 
     def _join(self, added):
         specs, parameters, slices = described(self.groups, added)
-        self.session.add_parameters(
-            {"groups": specs, "parameters": parameters, "slices": slices})
+        before, self.adding = self.adding, True
+        try:
+            self.session.add_parameters(
+                {"groups": specs, "parameters": parameters, "slices": slices})
+        except (errors.RegistrationError, errors.VersionMismatch):  # refused
+            self.adding = before
+            raise
         self.report = self.session.describe()
         self._check_routing(added)
         # Where the run had them before, added by a program that this one goes on from, it has
@@ -354,6 +361,7 @@ class Binding:
         if waiting is not None:
             self._write(waiting, self.entries)
         self.unpulled = self._arrived = None
+        self.adding = False
 
     def _write(self, waiting, entries):
         """Puts what was pulled of these entries into the parameters, those of other replicas,

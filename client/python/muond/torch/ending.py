@@ -168,7 +168,7 @@ class Ending:
     def _stand(self, position):
         """Goes on from where the run stands."""
         if position.state == sessions.OPENING:
-            self._open_again()
+            self._open_again(position)
             return
         stands, step = position.next_step, self._due - 1
         if stands > self.version:
@@ -188,9 +188,16 @@ class Ending:
         self.version, self.outcome, self._pull, self._waiting = version, None, True, None
         self._binding.forget()
 
-    def _open_again(self):
-        """The daemons came back with nothing: before the first step nothing is lost by that."""
+    def _open_again(self, position):
+        """The daemons came back with nothing: before the first step nothing is lost by that. Or an
+        addition ended half way, and nothing is lost at all."""
         binding, version = self._binding, self._due - (self._take is not None)
+        if binding.adding and position.next_step == version:
+            raise errors.RunStateError(
+                f'run "{binding.run}": values of parameters that were added are missing, and '
+                "without them no step is taken",
+                hint="call add_param_group again, on all ranks, with the group whose addition "
+                     "failed")
         if version > 0 or (self._waiting and binding.came_in_place(self._waiting)):
             raise errors.StateLost(
                 f'run "{binding.run}": its daemons came back without their state, that of version '

@@ -51,6 +51,8 @@ class Groups:
             self._early.forget()
         added = binding.add(*self._contents())
         self._touch_state()
+        if self._history is not None:
+            self._history.grew(self.next_step)
         if self._early is not None:
             self._early.watch(added)
         logger.info('run "%s": %d parameters were added\n%s', binding.run, len(added),

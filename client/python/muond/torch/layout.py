@@ -121,13 +121,14 @@ def _declared(name, parameter, shape):
     return Layout(shape, ((offset,), (count,)) if count else None, flat=True)
 
 
-def layouts(names, parameters, shapes, reduced):
+def layouts(names, parameters, shapes, reduced, first=0):
     """A Layout for each parameter. `reduced`: plain gradients are the same on all ranks (DDP), so
-    that one rank's is enough; else the service averages them."""
+    that one rank's is enough; else the service averages them. `first`: how many the run has before
+    these, so that they fall to the same replicas whether they are added or there from the start."""
     rank, ranks = world()
     result = []
     load = [0] * ranks  # bytes that each rank sends of what all of them hold
-    for index, (name, parameter, shape) in enumerate(zip(names, parameters, shapes)):
+    for index, (name, parameter, shape) in enumerate(zip(names, parameters, shapes), first):
         layout = None
         if isinstance(parameter, DTensor):
             layout = _of_dtensor(name, parameter, index)

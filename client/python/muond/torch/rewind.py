@@ -42,13 +42,23 @@ class History:
             self._go_back(step)
             return
         self._kept[step] = (
-            [{key: copy.deepcopy(value) for key, value in group.items()
-              if key not in ("params", "param_names")} for group in self._optimizer.param_groups],
+            self._terms(self._optimizer.param_groups),
             [copy.deepcopy(thing.state_dict()) for thing in self._objects],
             torch.get_rng_state(),
             torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None)
         while len(self._kept) > self._length:
             del self._kept[next(iter(self._kept))]
+
+    def grew(self, step):
+        """Groups were added while `step` was being prepared: they belong to how things stood."""
+        if step in self._kept:
+            groups = self._kept[step][0]
+            groups += self._terms(self._optimizer.param_groups[len(groups):])
+
+    @staticmethod
+    def _terms(groups):
+        return [{key: copy.deepcopy(value) for key, value in group.items()
+                 if key not in ("params", "param_names")} for group in groups]
 
     def _go_back(self, step):
         groups, states, cpu, cuda = self._kept[step]
