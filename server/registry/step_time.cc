@@ -79,7 +79,7 @@ double SymmetricFlops(std::int64_t rows, std::int64_t cols, std::int64_t steps) 
 absl::StatusOr<StepTime> EstimateStepTime(const RunSpec& run, const Routing& routing,
                                           const Plan& plan, std::int64_t iterate_bytes,
                                           const MachineRates& rates) {
-  MUOND_CHECK(ValidateRates(rates).ok(), "rates that were not validated");
+  MUOND_RETURN_IF_ERROR(ValidateRates(rates));
   std::map<std::string, std::int64_t> steps;
   for (const GroupSpec& group : run.groups) {
     MUOND_ASSIGN_OR_RETURN(steps[group.name], NewtonSchulzSteps(group));

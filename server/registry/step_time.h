@@ -55,8 +55,8 @@ struct StepTime {
   double efficiency = 1;
 };
 
-// `plan` is MakePlan(run, routing, ...), `rates` are valid (checked); iterate_bytes as in
-// PlanOptions. INVALID_ARGUMENT as MakePlan.
+// `plan` is MakePlan(run, routing, ...), iterate_bytes as in PlanOptions. INVALID_ARGUMENT as
+// MakePlan and ValidateRates.
 absl::StatusOr<StepTime> EstimateStepTime(const RunSpec& run, const Routing& routing,
                                           const Plan& plan, std::int64_t iterate_bytes,
                                           const MachineRates& rates);

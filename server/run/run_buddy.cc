@@ -8,29 +8,12 @@
 #include "proto/steady_time.h"
 #include "server/buddy/buddy_fetch.h"
 #include "server/buddy/buddy_state.h"
+#include "server/run/control.h"
 #include "server/run/run.h"
 #include "server/run/run_create.h"
 #include "spdlog/spdlog.h"
 
 namespace muond {
-namespace {
-
-checkpoint::Control ControlOf(const StepMemory& memory, std::int64_t step) {
-  return {.generation = 0,
-          .step = step,
-          .scaler = {.scale = memory.scaler.scale,
-                     .good_steps = memory.scaler.good_steps,
-                     .hysteresis_left = memory.scaler.hysteresis_left,
-                     .overflows_at_minimum = memory.scaler.overflows_at_minimum},
-          .counters = {.applied_steps = memory.applied_steps,
-                       .skipped_steps = memory.skipped_steps,
-                       .consecutive_skips = memory.consecutive_skips},
-          .last_outcome = memory.last_outcome,
-          .muon = memory.muon,
-          .adamw = memory.adamw};
-}
-
-}  // namespace
 
 // ---- To the buddy -----------------------------------------------------------------------------
 
@@ -328,7 +311,7 @@ absl::StatusOr<v1::BuddyRecoverReply> Run::StageFromBuddy(std::int64_t version,
     bytes += size;
   }
   MUOND_ASSIGN_OR_RETURN(staged.replay, ReadSteps(index, bytes));
-  staged.control = ControlOf(FromProto(index.control()), version);
+  staged.control = ControlOf(FromProto(index.control()), 0, version);
   staged.held = index.snapshot();
   reply.set_bytes(bytes);
   reply.set_steps(std::ssize(staged.replay));

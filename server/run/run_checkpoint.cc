@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "proto/steady_time.h"
+#include "server/run/control.h"
 #include "server/run/run.h"
 #include "spdlog/spdlog.h"
 
@@ -12,19 +13,7 @@ namespace muond {
 
 // The lock is held.
 checkpoint::Control Run::ControlLocked() const {
-  const StepMemory memory = machine_->memory();
-  return {.generation = machine_->generation(),
-          .step = machine_->version(),
-          .scaler = {.scale = memory.scaler.scale,
-                     .good_steps = memory.scaler.good_steps,
-                     .hysteresis_left = memory.scaler.hysteresis_left,
-                     .overflows_at_minimum = memory.scaler.overflows_at_minimum},
-          .counters = {.applied_steps = memory.applied_steps,
-                       .skipped_steps = memory.skipped_steps,
-                       .consecutive_skips = memory.consecutive_skips},
-          .last_outcome = memory.last_outcome,
-          .muon = memory.muon,
-          .adamw = memory.adamw};
+  return ControlOf(machine_->memory(), machine_->generation(), machine_->version());
 }
 
 // The lock is held, no commit is under way. The copy is posted before the next commit can be: what
