@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/device_loss.h"
 #include "kernels/tensor.h"
 
 namespace muond::kernels {
@@ -185,7 +186,7 @@ struct AdamWScan {
   StateScan exp_avg_sq;
 };
 
-class Backend {
+class Backend : public Losable {
  public:
   virtual ~Backend() = default;
 
@@ -253,6 +254,10 @@ class Backend {
   // the calls after it.
   virtual std::size_t NewtonSchulzScratchBytes(std::span<const MatrixShape> shapes,
                                                const NewtonSchulzRule& rule) const = 0;
+
+  // Fault injection: a kernel that traps. The device is lost then; the host, where nothing can be,
+  // only says that it is.
+  virtual Error Trap() { return Lost(Error("injected fault: a kernel trapped")); }
 };
 
 // The power of two that U is stored with in `dtype` when no element exceeds `bound` in magnitude:

@@ -21,6 +21,7 @@
 #include <string_view>
 
 #include "kernels/backend.h"
+#include "kernels/device_loss.h"
 #include "kernels/tensor.h"
 
 namespace muond::kernels {
@@ -55,7 +56,7 @@ inline constexpr std::size_t kSharedHandleBytes = 64;
 // block.
 inline constexpr std::size_t kSharedBlockBytes = std::size_t{2} << 20;
 
-class DeviceMemory {
+class DeviceMemory : public Losable {
  public:
   virtual ~DeviceMemory() = default;
 

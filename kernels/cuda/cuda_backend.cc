@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/elementwise_runner.h"
+#include "kernels/cuda/fault.h"
 #include "kernels/cuda/iterate_dtype.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/newton_schulz.h"
@@ -168,7 +170,8 @@ class CudaBackend final : public Backend {
   Error NewtonSchulz(std::span<const MatrixJob> jobs, const NewtonSchulzRule& rule,
                      std::span<NewtonSchulzResult> results) override {
     Use();
-    return newton_schulz_.Run(jobs, rule, results, stream());
+    Error error = newton_schulz_.Run(jobs, rule, results, stream());
+    return error && cuda::DeviceLost() ? Lost(std::move(error)) : error;
   }
   Error Apply(std::span<const ApplyJob> jobs, std::span<StateScan> states) override {
     Use();
@@ -182,6 +185,10 @@ class CudaBackend final : public Backend {
                                        const NewtonSchulzRule& rule) const override {
     return newton_schulz_.ScratchBytes(shapes, rule);
   }
+  Error Trap() override {
+    Use();
+    return Report(cuda::Trap(stream()), "injected fault in", "a kernel");
+  }
 
  private:
   cudaStream_t stream() const { return streams_->stream; }
@@ -190,10 +197,10 @@ class CudaBackend final : public Backend {
 
   Error Report(cudaError_t error, const char* action, const std::string& object) const {
     if (error == cudaSuccess) return {};
-    cudaGetLastError();
-    return Error("cuda device " + std::to_string(device_.ordinal) + " (" + device_.name +
-                 "): " + action + " " + object + ": " + cudaGetErrorString(error) + " (" +
-                 cudaGetErrorName(error) + ")");
+    Error said("cuda device " + std::to_string(device_.ordinal) + " (" + device_.name +
+               "): " + action + " " + object + ": " + cudaGetErrorString(error) + " (" +
+               cudaGetErrorName(error) + ")");
+    return cuda::DeviceLost() ? Lost(std::move(said)) : said;
   }
   Error Report(cudaError_t error, const char* action, std::size_t tensors) const {
     return error == cudaSuccess ? Error() : Report(error, action, Count(tensors, "tensor"));

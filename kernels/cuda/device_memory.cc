@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/devices.h"
+#include "kernels/cuda/fault.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/move.h"
 
@@ -100,9 +101,9 @@ class CudaDeviceMemory final : public DeviceMemory {
 
   Error Report(cudaError_t error, const char* action) const {
     if (error == cudaSuccess) return {};
-    cudaGetLastError();
-    return Error("cuda device " + std::to_string(device_.ordinal) + " (" + device_.name + "): " +
-                 action + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+    Error said("cuda device " + std::to_string(device_.ordinal) + " (" + device_.name + "): " +
+               action + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+    return cuda::DeviceLost() ? Lost(std::move(said)) : said;
   }
 
   cudaError_t Move(std::span<const MoveJob> jobs, std::span<std::uint64_t> sums) {

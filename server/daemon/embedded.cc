@@ -150,6 +150,10 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   impl->backends = std::move(backends.list);
   impl->memories = std::move(backends.memories);
   impl->memories.resize(impl->backends.size());
+  for (const auto& backend : impl->backends) backend->OnLost(options.on_device_lost);
+  for (const auto& memory : impl->memories) {
+    if (memory != nullptr) memory->OnLost(options.on_device_lost);
+  }
   impl->host_memory = kernels::MakeHostDeviceMemory();
   impl->metrics = std::make_unique<DaemonMetrics>(
       ThisBuild(), BackendInfo{.backend = std::string(impl->backends[0]->name()),

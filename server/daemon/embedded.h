@@ -91,6 +91,9 @@ struct ServiceOptions {
   std::string fault_points;                           // "name[:after[:count]],..."; tests only
   std::int64_t diagnostics_every = 100;  // steps between sampled diagnostics; 0: none
   std::int64_t summary_every = 100;      // steps between lines of the log; 0: none
+  // Hears why a device can't be used by this process any more, on the thread of the call that found
+  // out, perhaps more than once. Nothing: the runs that have state there fail, one by one.
+  std::function<void(const std::string&)> on_device_lost;
   std::vector<ServiceSetting> settings;  // what Admin.Settings tells
   // Tests only: NCCL and the GPU that it is used on, instead of those of the machine.
   std::function<absl::StatusOr<NcclPlatform>()> find_nccl;

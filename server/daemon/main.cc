@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@ namespace muond {
 namespace {
 
 constexpr int kUsageError = 2;
+constexpr int kDeviceLost = 3;
 
 pthread_t main_thread;
 
@@ -49,6 +51,17 @@ void TuneAllocator() {
   mallopt(M_ARENA_MAX, std::max(2, cores / 2));
   mallopt(M_MMAP_THRESHOLD, kLargestMessage);
   mallopt(M_TRIM_THRESHOLD, 4 * kLargestMessage);
+}
+
+// No state on that device can be read again, and no later call will do better: only a new process
+// has the device back, and goes on from a checkpoint or a buddy. Trainers see a daemon that died,
+// and wait for it. Nothing is drained: what is to be read for that is lost.
+[[noreturn]] void LeaveLostDevice(const std::string& what) {
+  spdlog::critical("{}: this process can't use the device any more, and ends; started again, it "
+                   "goes on from the last checkpoint, or from its buddy", what);
+  spdlog::default_logger()->flush();
+  sd_notify(0, "STOPPING=1\nSTATUS=a device is lost");
+  std::_Exit(kDeviceLost);
 }
 
 void LogStart(const Config& config, const Service& service) {
@@ -107,6 +120,7 @@ int Main(const std::vector<std::string>& arguments) {
   SetUpLogging(config.log_level, config.log_format);
   ServiceOptions options = config.service;
   options.settings = SettingsOf(config);
+  options.on_device_lost = &LeaveLostDevice;
   auto service = Service::Start(options);
   if (!service.ok()) {
     std::fprintf(stderr, "muond: %s\n", std::string(service.status().message()).c_str());

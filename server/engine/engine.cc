@@ -251,6 +251,9 @@ absl::StatusOr<CommitReport> Engine::Commit(const CommitRequest& request) {
   MUOND_RETURN_IF_ERROR(AdamWCommit(*this, request).Run(adamw, report));
   faults_.StopHere(FaultPoint::kStopInCommit);
   if (faults_.Fire(FaultPoint::kFailCommit)) return absl::InternalError("commit: injected fault");
+  if (faults_.Fire(FaultPoint::kKernelTrap)) {
+    return absl::InternalError("commit: " + backend_.Trap().message());
+  }
   MUOND_RETURN_IF_ERROR(MuonCommit(*this, request).Run(muon, report));
   if (faults_.Fire(FaultPoint::kMomentumNan) && !muon.empty()) {
     MUOND_RETURN_IF_ERROR(PoisonMomentum(states_[muon[0]]));

@@ -64,6 +64,8 @@ const std::array<FaultPointInfo, static_cast<std::size_t>(FaultPoint::kCount)>& 
        "no memory or no device for summing a gradient; no state was touched"},
       {FaultPoint::kFailCommit, "fail_commit", "engine: middle of a commit",
        "the device fails with some parameters applied and some not"},
+      {FaultPoint::kKernelTrap, "kernel_trap", "engine: middle of a commit",
+       "a kernel traps with some parameters applied and some not: the device is lost"},
       {FaultPoint::kNewtonSchulzFastPathNan, "newton_schulz_fast_path_nan",
        "engine: after the fast path of one matrix",
        "a broken 16-bit product: one NaN in O, to be redone by the fp32 path"},

@@ -18,6 +18,7 @@ enum class FaultPoint : std::uint8_t {
   kDropPushReply,
   kFailReduce,
   kFailCommit,
+  kKernelTrap,
   kNewtonSchulzFastPathNan,
   kNewtonSchulzFallbackNan,
   kMomentumNan,

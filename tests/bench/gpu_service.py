@@ -190,6 +190,24 @@ def check_refusal(bin_dir, gpu, endpoint, model, left):
     check_result("a run after a refused one", result, said)
 
 
+def check_lost_device(bin_dir, gpu):
+    """A kernel traps in a commit: the daemon says so and ends, its memory comes back, and a new
+    process has the device."""
+    free = gpu.free_bytes()
+    with Daemon(bin_dir, "--fault-points", "kernel_trap:2") as daemon:
+        _, said = bench(bin_dir, "--endpoint", daemon.endpoint, "--model", "tiny", "--steps", 6)
+        code = daemon.process.wait(timeout=60)
+        last = daemon.text().strip().splitlines()[-1]
+        report(code == 3 and "can't use the device any more" in last, "a kernel that traps",
+               f"exit code {code}: {last[-330:]}; the trainer: {said[-160:]}")
+    report(gpu.free_bytes() >= free, "memory of a lost device",
+           f"{free} bytes free before, {gpu.free_bytes()} after")
+    with Daemon(bin_dir) as daemon:
+        result, said = bench(bin_dir, "--endpoint", daemon.endpoint, "--model", "tiny",
+                             "--steps", 2)
+        check_result("a run of the next process", result, said)
+
+
 def check_one_gpu(arguments):
     bin_dir, gpu = arguments.bin, Gpu()
     with Daemon(bin_dir) as daemon:
@@ -202,6 +220,7 @@ def check_one_gpu(arguments):
                 result = measure_model(bin_dir, gpu, fresh.endpoint, model, arguments.steps)
                 digests[model] = result and digest(result)
         check_refusal(bin_dir, gpu, daemon.endpoint, "gpt2", 1024 * MIB)
+    check_lost_device(bin_dir, gpu)
     model = arguments.models.split(",")[0]
     result, said = bench(bin_dir, "--in-process", "--backend", "auto", "--model", model,
                          "--steps", arguments.steps)
