@@ -160,7 +160,7 @@ bool PullFits(const ExchangePath& path, const SinkPart& part) {
 }
 
 absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
-                     v1::ExchangePull* pull) {
+                     std::int64_t* used, v1::ExchangePull* pull) {
   pull->Clear();
   pull->mutable_pull()->set_master(master);
   // The daemon's order: by name, then as they are listed.
@@ -185,7 +185,7 @@ absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, 
       }
     }
   }
-  if (path.pair != nullptr) return path.pair->Place(sinks, pull);
+  if (path.pair != nullptr) return path.pair->Place(sinks, used, pull);
   if (path.link == nullptr) return absl::OkStatus();  // the caller adds the lease
   pull->set_arena(path.link->handle());
   pull->set_window(path.link->incoming().index);
@@ -193,15 +193,23 @@ absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, 
   return absl::OkStatus();
 }
 
+absl::StatusOr<PairLink::Arrival> BeginPull(const ExchangePath& path,
+                                            std::span<const SinkPart> sinks,
+                                            const v1::ExchangePull& pull,
+                                            const v1::ExchangeReply& reply, absl::Time deadline) {
+  // What is still read there must not be written over.
+  Places places(path.driver.get());
+  for (const SinkPart& part : sinks) places.Add(part.sink->place);
+  MUOND_RETURN_IF_ERROR(places.WaitForAll());
+  return path.pair->Receive(sinks, pull, reply, deadline);
+}
+
 absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
                       const v1::ExchangePull& pull, const v1::ExchangeReply& reply,
                       absl::Time deadline) {
   if (path.pair != nullptr) {
-    // What is still read there must not be written over.
-    Places places(path.driver.get());
-    for (const SinkPart& part : sinks) places.Add(part.sink->place);
-    MUOND_RETURN_IF_ERROR(places.WaitForAll());
-    return path.pair->Receive(sinks, pull, reply, deadline);
+    MUOND_ASSIGN_OR_RETURN(const auto arrival, BeginPull(path, sinks, pull, reply, deadline));
+    return path.pair->Settle(arrival);
   }
   if (path.link == nullptr) return absl::OkStatus();  // they were written where they belong
   GpuLink& link = *path.link;

@@ -43,14 +43,20 @@ absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const Sl
 // wider than their place in the window go another way; such gradients are refused by PutFill.
 bool FillFits(const ExchangePath& path, const SlicePart& part, bool initial);
 
-// Asks for the sinks' slices; TakePull then brings them where they belong.
+// Asks for the sinks' slices; TakePull then brings them where they belong. `*used` as
+// PairLink::Place; of no meaning elsewhere.
 absl::Status PutPull(const ExchangePath& path, std::span<const SinkPart> sinks, bool master,
-                     v1::ExchangePull* pull);
+                     std::int64_t* used, v1::ExchangePull* pull);
 // INTERNAL when the window's fence says that the daemon wrote something else; through a pair,
-// errors as PairLink::Receive, by the deadline.
+// errors as PairLink::Settle, by the deadline.
 absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
                       const v1::ExchangePull& pull, const v1::ExchangeReply& reply,
                       absl::Time deadline);
+// The first half of it, through a pair: PairLink::Settle is the other.
+absl::StatusOr<PairLink::Arrival> BeginPull(const ExchangePath& path,
+                                            std::span<const SinkPart> sinks,
+                                            const v1::ExchangePull& pull,
+                                            const v1::ExchangeReply& reply, absl::Time deadline);
 
 // Whether the sink's elements can come this way: fp32 master weights of bf16 parameters have no
 // place in a window.

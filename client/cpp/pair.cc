@@ -138,14 +138,15 @@ absl::Status PairLink::TakeWindows(const v1::OpenPairReply& opened) {
 absl::Status PairLink::Join(const nccl::UniqueId& id, absl::Time deadline) {
   nccl::Device& device = worker_->device();
   MUOND_ASSIGN_OR_RETURN(stream_, device.NewStream());
-  in_pack_ = std::make_shared<PairPack>(worker_->shared_device());
+  for (auto& pack : in_packs_) pack = std::make_shared<PairPack>(worker_->shared_device());
   Outgoing& first = outgoing_[0];
   const auto warm = static_cast<std::int64_t>(nccl::kWarmUpBytes);
   MUOND_ASSIGN_OR_RETURN(std::byte* const out, first.pack->Reserve(warm));
-  MUOND_ASSIGN_OR_RETURN(std::byte* const in, in_pack_->Reserve(warm));
+  MUOND_ASSIGN_OR_RETURN(std::byte* const in, in_packs_[0]->Reserve(warm));
   link_ = worker_->Connect(id, 1, deadline, [](const absl::Status&) {});
   const auto waiting = std::make_shared<PairWaiting>();
-  const std::shared_ptr<void> keep(nullptr, [a = first.pack, b = in_pack_, c = waiting](void*) {});
+  const std::shared_ptr<void> keep(nullptr,
+                                   [a = first.pack, b = in_packs_[0], c = waiting](void*) {});
   nccl::WarmUp(worker_->shared_device(), *link_, handle_, 1,
                {out, static_cast<std::size_t>(first.place.bytes())},
                {in, static_cast<std::size_t>(incoming_.bytes())}, keep, deadline, waiting->One());

@@ -6,6 +6,7 @@
 // message that names the slices (nccl/transfer_plan.h).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -108,12 +109,23 @@ class PairLink {
   // it has not by the deadline.
   absl::Status AwaitSent(absl::Time deadline);
 
-  // Where the daemon is to put what is asked for.
-  absl::Status Place(std::span<const SinkPart> sinks, v1::ExchangePull* pull);
-  // Receives it, once the daemon has answered with its sums. DATA_LOSS for what does not have its
-  // sum, DEADLINE_EXCEEDED, or why the pair broke.
-  absl::Status Receive(std::span<const SinkPart> sinks, const v1::ExchangePull& pull,
-                       const v1::ExchangeReply& reply, absl::Time deadline);
+  // Where the daemon is to put what is asked for: behind the `*used` bytes of its window that other
+  // pulls have taken, which grow.
+  absl::Status Place(std::span<const SinkPart> sinks, std::int64_t* used, v1::ExchangePull* pull);
+  // What a daemon sends, on its way here.
+  struct Arrival {
+    std::vector<const SinkPart*> sinks;  // in the order of the regions
+    std::vector<std::uint64_t> sums;     // that they must have
+    std::vector<nccl::DeviceCopy> copies;  // out of the pack, once it is there
+    std::shared_ptr<PairWaiting> waiting;
+  };
+  // Begins to receive what the daemon has answered to send, answers in their order; the sinks stay
+  // until Settle. A pair has two arrivals at most that are not settled.
+  absl::StatusOr<Arrival> Receive(std::span<const SinkPart> sinks, const v1::ExchangePull& pull,
+                                  const v1::ExchangeReply& reply, absl::Time deadline);
+  // Returns when it is there. DATA_LOSS for what does not have its sum, DEADLINE_EXCEEDED, or why
+  // the pair broke.
+  absl::Status Settle(const Arrival& arrival);
 
  private:
   PairLink(std::string handle, std::shared_ptr<nccl::Worker> worker)
@@ -122,7 +134,7 @@ class PairLink {
   absl::Status Join(const nccl::UniqueId& id, absl::Time deadline);
   void Watch();
   absl::Status Sum(std::span<const SlicePart> parts, v1::ArenaFill* fill);
-  absl::Status CheckSums(std::span<const SinkPart* const> sinks, const v1::ExchangeReply& reply);
+  absl::Status CheckSums(const Arrival& arrival);
 
   // A window of the daemon's, and what was sent there last.
   struct Outgoing {
@@ -149,7 +161,8 @@ class PairLink {
   v1::ArenaWindow incoming_;
   std::int64_t incoming_index_ = 0;
   std::int64_t sequence_ = 0;  // of the last fill
-  std::shared_ptr<PairPack> in_pack_;
+  std::array<std::shared_ptr<PairPack>, 2> in_packs_;  // of arrivals, in turn
+  std::size_t arrivals_ = 0;
 };
 
 }  // namespace muond::client

@@ -217,26 +217,29 @@ absl::Status PairLink::AwaitSent(absl::Time deadline) {
   return first;
 }
 
-absl::Status PairLink::Place(std::span<const SinkPart> sinks, v1::ExchangePull* pull) {
-  std::int64_t used = 0;
+absl::Status PairLink::Place(std::span<const SinkPart> sinks, std::int64_t* used,
+                             v1::ExchangePull* pull) {
   for (int i = 0; i < pull->regions_size(); ++i) {
     v1::ArenaRegion* const region = pull->mutable_regions(i);
-    region->set_offset(incoming_.offset() + used);
-    used = UpTo(used + region->bytes());
+    region->set_offset(incoming_.offset() + *used);
+    *used = UpTo(*used + region->bytes());
   }
-  if (used > UpTo(incoming_.bytes())) {
+  if (*used > UpTo(incoming_.bytes())) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "NCCL pair: a pull of %d slices takes %d bytes, its window has %d", sinks.size(), used,
-        incoming_.bytes()));
+        "NCCL pair: with a pull of %d slices %d bytes are taken, its window has %d", sinks.size(),
+        *used, incoming_.bytes()));
   }
   pull->set_arena(handle_);
   pull->set_window(incoming_index_);
   return absl::OkStatus();
 }
 
-absl::Status PairLink::Receive(std::span<const SinkPart> sinks, const v1::ExchangePull& pull,
-                               const v1::ExchangeReply& reply, absl::Time deadline) {
-  const std::vector<const SinkPart*> parts = InOrder(sinks);
+absl::StatusOr<PairLink::Arrival> PairLink::Receive(std::span<const SinkPart> sinks,
+                                                    const v1::ExchangePull& pull,
+                                                    const v1::ExchangeReply& reply,
+                                                    absl::Time deadline) {
+  Arrival arrival{.sinks = InOrder(sinks), .sums = {reply.sums().begin(), reply.sums().end()}};
+  const std::vector<const SinkPart*>& parts = arrival.sinks;
   std::vector<nccl::Region> regions;
   for (const v1::ArenaRegion& region : pull.regions()) {
     regions.push_back({region.offset(), region.bytes()});
@@ -246,9 +249,9 @@ absl::Status PairLink::Receive(std::span<const SinkPart> sinks, const v1::Exchan
                                                reply.sums_size(), pull.regions_size()));
   }
   const std::vector<nccl::Transfer> plan = nccl::PlanTransfers(regions);
-  MUOND_ASSIGN_OR_RETURN(std::byte* pack, in_pack_->Reserve(PackedBytes(plan, parts)));
+  const std::shared_ptr<PairPack>& in_pack = in_packs_[arrivals_++ % in_packs_.size()];
+  MUOND_ASSIGN_OR_RETURN(std::byte* pack, in_pack->Reserve(PackedBytes(plan, parts)));
   std::vector<nccl::Exchange> groups;
-  std::vector<nccl::DeviceCopy> copies;  // out of the pack, afterwards
   for (const nccl::Transfer& transfer : plan) {
     groups.resize(transfer.group + 1);
     std::byte* to = pack;
@@ -261,7 +264,7 @@ absl::Status PairLink::Receive(std::span<const SinkPart> sinks, const v1::Exchan
         const auto size = static_cast<std::int64_t>(DtypeBytes(sink.dtype));
         for (const ElementRange& range : parts[i]->ranges) {
           const auto bytes = static_cast<std::size_t>(range.count * size);
-          copies.push_back(
+          arrival.copies.push_back(
               {static_cast<std::byte*>(sink.data) + range.first * size, from, bytes});
           from += bytes;
         }
@@ -270,18 +273,22 @@ absl::Status PairLink::Receive(std::span<const SinkPart> sinks, const v1::Exchan
     }
     groups.back().receives.push_back({to, static_cast<std::size_t>(transfer.bytes)});
   }
-  const auto waiting = PostAll(std::move(groups), in_pack_, deadline);
-  waiting->Wait(absl::InfiniteFuture());  // the link keeps the deadline
-  MUOND_RETURN_IF_ERROR(waiting->status());
-  nccl::Device& device = worker_->device();
-  for (const nccl::DeviceCopy& copy : copies) {
-    MUOND_RETURN_IF_ERROR(device.Copy(copy.to, copy.from, copy.bytes, stream_));
-  }
-  return CheckSums(parts, reply);
+  arrival.waiting = PostAll(std::move(groups), in_pack, deadline);
+  return arrival;
 }
 
-absl::Status PairLink::CheckSums(std::span<const SinkPart* const> sinks,
-                                 const v1::ExchangeReply& reply) {
+absl::Status PairLink::Settle(const Arrival& arrival) {
+  arrival.waiting->Wait(absl::InfiniteFuture());  // the link keeps the deadline
+  MUOND_RETURN_IF_ERROR(arrival.waiting->status());
+  nccl::Device& device = worker_->device();
+  for (const nccl::DeviceCopy& copy : arrival.copies) {
+    MUOND_RETURN_IF_ERROR(device.Copy(copy.to, copy.from, copy.bytes, stream_));
+  }
+  return CheckSums(arrival);
+}
+
+absl::Status PairLink::CheckSums(const Arrival& arrival) {
+  const std::vector<const SinkPart*>& sinks = arrival.sinks;
   std::vector<nccl::SumJob> jobs;
   std::vector<std::size_t> owners;
   for (std::size_t i = 0; i < sinks.size(); ++i) {
@@ -300,7 +307,7 @@ absl::Status PairLink::CheckSums(std::span<const SinkPart* const> sinks,
   MUOND_RETURN_IF_ERROR(worker_->device().Sum(jobs, sums, stream_));
   for (std::size_t i = 0; i < jobs.size(); ++i) got[owners[i]] += sums[i];
   for (std::size_t i = 0; i < sinks.size(); ++i) {
-    const std::uint64_t announced = reply.sums(static_cast<int>(i));
+    const std::uint64_t announced = arrival.sums[i];
     if (got[i] == announced) continue;
     return absl::DataLossError(absl::StrFormat(
         "parameter \"%s\": pull of slice %d: what arrived has sum %016x, announced %016x",

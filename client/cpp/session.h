@@ -98,7 +98,7 @@ struct SessionOptions {
   std::int64_t gpu_windows = 2;  // towards the daemon
   // Of path "nccl": a daemon's windows for gradients are this large, or as large as the largest
   // slice where that is more.
-  std::int64_t nccl_window_bytes = std::int64_t{512} << 20;
+  std::int64_t nccl_window_bytes = std::int64_t{256} << 20;
   absl::Duration nccl_timeout = absl::Seconds(20);  // to make a pair, and of each exchange
   // NCCL on this trainer's GPU, null: the machine's (nccl/library.h). Tests bring their own.
   std::shared_ptr<nccl::Worker> nccl_worker;
@@ -333,6 +333,8 @@ class Session {
   // many parts the daemon has taken, from the front on.
   CallResult FillPair(int daemon, std::span<const SlicePart> parts, bool initial, bool* complete,
                       std::size_t* done);
+  // The sinks, from the front on, that one call asks for.
+  std::span<const SinkPart> PullPiece(int daemon, std::span<const SinkPart> sinks) const;
   // What an attempt has sent is settled: gone, or the pair is given up.
   static absl::Status SettlePair(const ExchangePath& path, const absl::Status& answer);
   absl::StatusOr<std::optional<ExchangePath>> ExchangeWith(int daemon);

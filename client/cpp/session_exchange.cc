@@ -272,21 +272,51 @@ CallResult Session::FillDirect(int daemon, const std::string& action,
 
 CallResult Session::PullDirect(int daemon, const std::string& action, std::int64_t version,
                                std::span<const SinkPart> sinks, bool master) {
-  v1::ExchangeReply reply;
-  v1::ExchangePull asked;
-  std::optional<ExchangePath> used;
-  CallResult result = CallExchange(
-      daemon, action, options_.bulk_timeout,
-      [&](v1::ExchangeRequest& request) -> absl::Status {
-        MUOND_ASSIGN_OR_RETURN(used, ExchangeWith(daemon));
-        if (!used.has_value()) return PathLost(daemon);
-        MUOND_RETURN_IF_ERROR(PutPull(*used, sinks, master, request.mutable_pull()));
-        request.mutable_pull()->mutable_pull()->set_version(version);
-        asked = request.pull();
-        return absl::OkStatus();
-      },
-      &reply);
-  if (result.status.ok()) result.status = TakePull(*used, sinks, asked, reply, NcclDeadline());
+  // Through a pair: what the daemon has answered to send comes while the next piece is asked for.
+  struct Pending {
+    std::shared_ptr<PairLink> pair;
+    PairLink::Arrival arrival;
+  };
+  std::optional<Pending> before;
+  const auto settle = [&before](CallResult& result) {
+    if (!before.has_value()) return;
+    const absl::Status settled = before->pair->Settle(before->arrival);
+    if (result.status.ok()) result.status = settled;
+    before.reset();
+  };
+  std::int64_t used = 0;
+  CallResult result;
+  while (result.status.ok() && !sinks.empty()) {
+    const std::span<const SinkPart> piece = PullPiece(daemon, sinks);
+    v1::ExchangeReply reply;
+    v1::ExchangePull asked;
+    std::optional<ExchangePath> path;
+    const std::int64_t start = used;
+    result = CallExchange(
+        daemon, action, options_.bulk_timeout,
+        [&](v1::ExchangeRequest& request) -> absl::Status {
+          MUOND_ASSIGN_OR_RETURN(path, ExchangeWith(daemon));
+          if (!path.has_value()) return PathLost(daemon);
+          used = start;
+          MUOND_RETURN_IF_ERROR(PutPull(*path, piece, master, &used, request.mutable_pull()));
+          request.mutable_pull()->mutable_pull()->set_version(version);
+          asked = request.pull();
+          return absl::OkStatus();
+        },
+        &reply);
+    std::optional<Pending> next;
+    if (result.status.ok() && path->pair != nullptr) {
+      auto arrival = BeginPull(*path, piece, asked, reply, NcclDeadline());
+      result.status = arrival.status();
+      if (arrival.ok()) next = Pending{path->pair, *std::move(arrival)};
+    } else if (result.status.ok()) {
+      result.status = TakePull(*path, piece, asked, reply, NcclDeadline());
+    }
+    settle(result);
+    before = std::move(next);
+    sinks = sinks.subspan(piece.size());
+  }
+  settle(result);
   return result;
 }
 
@@ -341,7 +371,8 @@ std::optional<CallResult> Session::StepDirect(const StepRequest& step, bool* pul
         for (const std::string& name : *step.absent) request.mutable_finish()->add_absent(name);
         request.mutable_finish();
         if (!sinks.empty()) {
-          MUOND_RETURN_IF_ERROR(PutPull(*used, sinks, false, request.mutable_pull()));
+          std::int64_t taken = 0;
+          MUOND_RETURN_IF_ERROR(PutPull(*used, sinks, false, &taken, request.mutable_pull()));
         }
         asked = request.pull();
         return absl::OkStatus();

@@ -22,8 +22,11 @@ namespace muond::client {
 namespace {
 
 constexpr std::int64_t kWindowUnit = 256;
-// One is filled while the other is emptied.
-constexpr std::int64_t kWindows = 2;
+// Some are on their way while one is summed here and one is taken there.
+constexpr std::int64_t kWindows = 4;
+// Of a pull, to a piece: much beside what a call costs, little beside all parameters. Nothing moves
+// before the first piece has been written and summed, nor while the last one is looked at.
+constexpr std::int64_t kPieceWindows = 2;
 
 }  // namespace
 
@@ -141,6 +144,19 @@ CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool 
   const absl::Status settled = SettlePair(**path, result.status);
   if (result.status.ok()) result.status = settled;
   return result;
+}
+
+std::span<const SinkPart> Session::PullPiece(int daemon, std::span<const SinkPart> sinks) const {
+  if ((*daemons_)[daemon].path().pair == nullptr) return sinks;
+  std::int64_t bytes = 0;
+  std::size_t count = 0;
+  while (count < sinks.size() && bytes < kPieceWindows * options_.nccl_window_bytes) {
+    const SinkPart& part = sinks[count++];
+    for (const ElementRange& range : part.ranges) {
+      bytes += range.count * static_cast<std::int64_t>(DtypeBytes(part.sink->dtype));
+    }
+  }
+  return sinks.first(count);
 }
 
 absl::Status Session::SettlePair(const ExchangePath& path, const absl::Status& answer) {

@@ -81,7 +81,9 @@ class PairWindows final : public ExchangeWindows {
   }
   absl::StatusOr<std::byte*> Region(std::int64_t window, const v1::ArenaRegion& region,
                                     bool to_daemon) override {
-    if (!to_daemon) MUOND_RETURN_IF_ERROR(pair_->AwaitSent(Deadline()));
+    if (!to_daemon) {
+      MUOND_RETURN_IF_ERROR(pair_->AwaitSent({region.offset(), region.bytes()}, Deadline()));
+    }
     return pair_->Region(window, region.offset(), region.bytes(), to_daemon);
   }
   void Release(const v1::ArenaFill&) override {}

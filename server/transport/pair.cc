@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -227,7 +228,7 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
   const auto ended = [weak = weak_from_this(), done](const absl::Status& status) {
     if (const auto self = weak.lock()) {
       std::lock_guard lock(self->mutex_);
-      self->sending_ = false;
+      if (!self->sending_.empty()) self->sending_.pop_front();  // a link ends them in their order
       self->changed_.notify_all();
     }
     done(status);
@@ -237,20 +238,28 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
     done(absl::OkStatus());
     return absl::OkStatus();
   }
+  const std::int64_t first = regions.front().offset;
+  const nccl::Region all{first, regions.back().offset + regions.back().bytes - first};
   std::lock_guard lock(mutex_);
-  if (sending_) {
+  if (BeingSent(all)) {
     return absl::UnavailableError(
         absl::StrFormat("%s: what was sent before has not arrived yet", object()));
   }
   MUOND_RETURN_IF_ERROR(PostAll(std::move(groups)));
-  sending_ = true;
+  sending_.push_back(all);
   return absl::OkStatus();
 }
 
-absl::Status Pair::AwaitSent(absl::Time deadline) {
+bool Pair::BeingSent(const nccl::Region& region) const {
+  return std::any_of(sending_.begin(), sending_.end(), [&](const nccl::Region& sent) {
+    return region.offset < sent.offset + sent.bytes && sent.offset < region.offset + region.bytes;
+  });
+}
+
+absl::Status Pair::AwaitSent(const nccl::Region& region, absl::Time deadline) {
   std::unique_lock lock(mutex_);
   if (changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()),
-                        [this] { return !sending_ || !revoked_.ok(); })) {
+                        [&] { return !BeingSent(region) || !revoked_.ok(); })) {
     return revoked_;
   }
   return absl::UnavailableError(

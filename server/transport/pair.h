@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -79,12 +80,13 @@ class Pair : public std::enable_shared_from_this<Pair> {
   absl::Status Receive(std::int64_t window, std::int64_t sequence,
                        const std::vector<nccl::Region>& regions, absl::Time deadline,
                        const Done& done);
-  // Sends regions of the window towards the trainer, one list at a time; nobody may write there
-  // until `done` is called. Not OK: it was not begun; UNAVAILABLE while another is under way.
+  // Sends regions of the window towards the trainer, behind what is being sent; nobody may write
+  // there until `done` is called. Not OK: it was not begun; UNAVAILABLE while one of them is still
+  // on its way for another list.
   absl::Status Send(std::int64_t window, const std::vector<nccl::Region>& regions,
                     absl::Time deadline, const Done& done);
-  // Returns when nothing is being sent. UNAVAILABLE after `deadline`.
-  absl::Status AwaitSent(absl::Time deadline);
+  // Returns when no byte of the region is being sent. UNAVAILABLE after `deadline`.
+  absl::Status AwaitSent(const nccl::Region& region, absl::Time deadline);
 
  private:
   struct Windows;
@@ -96,6 +98,7 @@ class Pair : public std::enable_shared_from_this<Pair> {
   std::vector<nccl::Exchange> Groups(const std::vector<nccl::Region>& regions, bool to_daemon,
                                      absl::Time deadline, const Done& done) const;
   absl::Status PostAll(std::vector<nccl::Exchange> groups);
+  bool BeingSent(const nccl::Region& region) const;
 
   const ArenaOwner owner_;
   const ArenaLayout layout_;
@@ -107,7 +110,7 @@ class Pair : public std::enable_shared_from_this<Pair> {
   std::shared_ptr<nccl::Link> link_;
   absl::Status revoked_;
   std::int64_t next_ = 1;  // fill that is received next
-  bool sending_ = false;
+  std::deque<nccl::Region> sending_;  // from each list's first byte to its last, in order
   Done on_revoked_;
   std::condition_variable changed_;  // next_, sending_, revoked_
 };

@@ -119,7 +119,8 @@ TEST_F(PairTest, TakesWhatTheTrainerSendsAndSendsBack) {
       pair_->Send(2, {{pull, 4}}, SteadyNow() + absl::Seconds(10), gone.callback()).ok());
   EXPECT_TRUE(absl::IsUnavailable(
       pair_->Send(2, {{pull, 4}}, SteadyNow(), [](const absl::Status&) {})));
-  EXPECT_TRUE(absl::IsUnavailable(pair_->AwaitSent(SteadyNow() + absl::Milliseconds(20))));
+  EXPECT_TRUE(
+      absl::IsUnavailable(pair_->AwaitSent({pull, 4}, SteadyNow() + absl::Milliseconds(20))));
   nccl::Exchange exchange;
   exchange.receives = {{memory_ + 8192, 4}};
   exchange.deadline = SteadyNow() + absl::Seconds(10);
@@ -128,7 +129,39 @@ TEST_F(PairTest, TakesWhatTheTrainerSendsAndSendsBack) {
   EXPECT_TRUE(come.Wait().ok());
   EXPECT_TRUE(gone.Wait().ok());
   EXPECT_EQ(std::string(memory_ + 8192, 4), "back");
-  EXPECT_TRUE(pair_->AwaitSent(SteadyNow() + absl::Seconds(10)).ok());
+  EXPECT_TRUE(pair_->AwaitSent({pull, 4}, SteadyNow() + absl::Seconds(10)).ok());
+}
+
+TEST_F(PairTest, SendsOnePieceBehindTheOther) {
+  ASSERT_TRUE(Connect().ok());
+  const std::int64_t pull = pair_->layout().windows[2].offset;
+  std::memcpy(*pair_->Region(2, pull, 8, false), "onetwo", 6);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(10);
+  Heard first, second;
+  ASSERT_TRUE(pair_->Send(2, {{pull, 3}}, deadline, first.callback()).ok());
+  // What lies beside it may be written and sent while nobody has taken the first.
+  EXPECT_TRUE(pair_->AwaitSent({pull + 3, 3}, SteadyNow()).ok());
+  ASSERT_TRUE(pair_->Send(2, {{pull + 3, 3}}, deadline, second.callback()).ok());
+  for (const std::int64_t at : {0, 2, 3, 5}) {
+    EXPECT_TRUE(absl::IsUnavailable(pair_->AwaitSent({pull + at, 1}, SteadyNow()))) << at;
+  }
+  EXPECT_TRUE(pair_->AwaitSent({pull + 6, 1}, SteadyNow()).ok());
+  const auto take = [&](std::ptrdiff_t to) {
+    Heard come;
+    nccl::Exchange exchange;
+    exchange.receives = {{memory_ + to, 3}};
+    exchange.deadline = deadline;
+    exchange.done = come.callback();
+    ASSERT_TRUE(link_->Post(std::move(exchange)).ok());
+    EXPECT_TRUE(come.Wait().ok());
+  };
+  take(8192);
+  EXPECT_TRUE(first.Wait().ok());
+  EXPECT_TRUE(pair_->AwaitSent({pull, 3}, deadline).ok());
+  EXPECT_TRUE(absl::IsUnavailable(pair_->AwaitSent({pull + 3, 3}, SteadyNow())));
+  take(8195);
+  EXPECT_TRUE(second.Wait().ok());
+  EXPECT_EQ(std::string(memory_ + 8192, 6), "onetwo");
 }
 
 TEST_F(PairTest, RefusesPlacesThatAreNotInTheWindow) {
