@@ -208,6 +208,7 @@ TEST_F(NcclGpu, TwoDaemonsOnTwoGpusWithTrainersOnBoth) {
     cluster::Cluster daemons(2, {.backend = "cuda", .devices = {"0"}}, [](int daemon,
                                                                          ServiceOptions& options) {
       options.devices = {std::to_string(daemon)};
+      options.nccl = "auto";
     });
     std::vector<pid_t> trainers;
     for (const char* rank : {"0", "1"}) {
@@ -218,6 +219,13 @@ TEST_F(NcclGpu, TwoDaemonsOnTwoGpusWithTrainersOnBoth) {
                                      {"MUOND_NCCL_WORLD", "2"}}));
     }
     for (const pid_t trainer : trainers) EXPECT_EQ(Wait(trainer), 0);
+    if (std::string(transport) == "auto") {  // each daemon: one rank over its own GPU, one over NCCL
+      for (int daemon : {0, 1}) {
+        EXPECT_EQ(MetricOf(daemons.service(daemon),
+                           "muond_transport_choices_total{transport=\"nccl\"}"),
+                  1);
+      }
+    }
     digests.push_back(DigestOf(daemons.service(0)));
     std::printf("two daemons, two trainers, %s: digest %s\n", transport, digests.back().c_str());
     for (const char* rank : {"0", "1"}) std::filesystem::remove(out + rank);

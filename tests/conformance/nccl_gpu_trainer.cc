@@ -120,6 +120,7 @@ void RunChild() {
   const int world = std::max(1, std::atoi(Variable("MUOND_NCCL_WORLD").c_str()));
   if (what == "daemon") {
     ServiceOptions service{.backend = "cuda", .devices = {"1"}, .listen = {options.endpoint}};
+    service.nccl = "auto";
     const auto running = Must(Service::Start(service));
     for (;;) pause();
   }

@@ -61,8 +61,8 @@ client::SessionOptions PathDaemon::OptionsFor(Path path) {
   return options;
 }
 
-double PathDaemon::Metric(const std::string& series) {
-  std::istringstream lines(service_->Metrics());
+double MetricOf(Service& service, const std::string& series) {
+  std::istringstream lines(service.Metrics());
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with(series + " ")) return std::stod(line.substr(series.size() + 1));
   }

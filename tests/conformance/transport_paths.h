@@ -17,6 +17,9 @@ inline constexpr Path kAllPaths[] = {Path::kGrpcTcp, Path::kGrpcUnix, Path::kAre
 std::string PathName(Path path);  // "GrpcTcp", ...
 inline void PrintTo(Path path, std::ostream* out) { *out << PathName(path); }
 
+// The value of a series of a service's metrics; 0 when there is none.
+double MetricOf(Service& service, const std::string& series);
+
 // A daemon with a unix socket in a directory of its own and a port of the loopback.
 class PathDaemon {
  public:
@@ -28,8 +31,7 @@ class PathDaemon {
   std::string arena_socket() const { return directory_ + "/muond.sock.arena"; }
   // Of a session that takes this path, whatever its daemon would choose.
   client::SessionOptions OptionsFor(Path path);
-  // The value of a series of /metrics; 0 when there is none.
-  double Metric(const std::string& series);
+  double Metric(const std::string& series) { return MetricOf(*service_, series); }
 
  private:
   std::string directory_;
