@@ -2,13 +2,16 @@
 // what they move.
 //
 // A move takes a slice, or a row of one, from where a trainer has put it to where a step reads it,
-// and adds to a sum that tells two slices apart: the digest of what came this way. The sum of a
-// slice's elements v(i), i counted in the slice's own order and v being the element's bits, is
-//   sum over i of v(i) * c(i) mod 2^64,   c(i) = mix(i) | 1,
-//   mix(i) = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9,   x = (i + 1) * 0x9E3779B97F4A7C15.
-// It is exact in any order and in any cut, so thousands of threads may take it while they copy,
-// which a digest by a chain (XXH3) does not allow. c(i) is odd: one element that differs always
-// shows, several go unseen once in 2^64.
+// and adds to a sum that tells two slices apart: the digest of what came this way. With w(g) the
+// g-th eight bytes of the slice's elements in the slice's own order, little endian, zeros beyond
+// the end, it is
+//   sum over g of w(g) * c(g) mod 2^64,   c(g) = mix(g) | 1,
+//   mix(g) = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9,   x = (g + 1) * 0x9E3779B97F4A7C15.
+// An element adds its bits, shifted to where they lie in their eight bytes, times c: so the sum is
+// exact in any order and in any cut, and thousands of threads may take it while they copy, which a
+// digest by a chain (XXH3) does not allow; and a factor serves eight bytes, so that memory is what
+// bounds a move. c(g) is odd: eight bytes that differ always show, several of them go unseen once in
+// 2^64.
 //
 // Any thread, any time.
 #pragma once
@@ -37,9 +40,9 @@ struct MoveJob {
   std::uint64_t first = 0;
 };
 
-// The factor c(i) above.
-inline constexpr std::uint64_t SumFactor(std::uint64_t i) {
-  const std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15u;
+// The factor c(g) above.
+inline constexpr std::uint64_t SumFactor(std::uint64_t g) {
+  const std::uint64_t x = (g + 1) * 0x9E3779B97F4A7C15u;
   return ((x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u) | 1u;
 }
 // What elements in host memory add to their sum.

@@ -1,8 +1,8 @@
 // The digest of a transfer: a sum that thousands of threads can take of what lies on a GPU, the
 // same as the daemon takes of what arrived (kernels/device_memory.h):
-//   sum over i of v(i) * c(i) mod 2^64,   c(i) = mix(i) | 1,
-//   mix(i) = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9,   x = (i + 1) * 0x9E3779B97F4A7C15,
-// v(i) being the bits of element i, i counted in the slice's own order.
+//   sum over g of w(g) * c(g) mod 2^64,   c(g) = mix(g) | 1,
+//   mix(g) = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9,   x = (g + 1) * 0x9E3779B97F4A7C15,
+// w(g) being the slice's g-th eight bytes in its own order, little endian, zeros beyond the end.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,16 @@ namespace muond::nccl {
 #define MUOND_NCCL_BOTH
 #endif
 
-// The factor c(i).
-MUOND_NCCL_BOTH inline std::uint64_t SumFactor(std::uint64_t i) {
-  const std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15u;
+// The factor c(g).
+MUOND_NCCL_BOTH inline std::uint64_t SumFactor(std::uint64_t g) {
+  const std::uint64_t x = (g + 1) * 0x9E3779B97F4A7C15u;
   return ((x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u) | 1u;
+}
+
+// What element i adds, `per_word` of which are eight bytes.
+MUOND_NCCL_BOTH inline std::uint64_t SumOfElement(std::uint64_t bits, std::uint64_t i,
+                                                  std::uint64_t per_word) {
+  return (bits << (64 / per_word * (i % per_word))) * SumFactor(i / per_word);
 }
 
 // `elements` elements of element_bytes (2 or 4) each, the first of which is the slice's first-th.
@@ -38,7 +44,7 @@ inline std::uint64_t SumOnHost(const SumJob& job) {
   for (std::uint64_t i = 0; i < job.elements; ++i) {
     std::uint32_t value = 0;  // little endian, as everywhere here
     std::memcpy(&value, bytes + i * job.element_bytes, job.element_bytes);
-    sum += value * SumFactor(job.first + i);
+    sum += SumOfElement(value, job.first + i, 8 / job.element_bytes);
   }
   return sum;
 }

@@ -17,22 +17,42 @@ std::int64_t ElementsOf(std::span<const ElementRange> ranges) {
   return elements;
 }
 
-// The streams whose work must be done before somebody else may look.
+// The streams whose work must be done before somebody else may look, and what is to be copied behind
+// that work: together, since a call for each slice would take longer than the bytes.
 class Places {
  public:
-  explicit Places(GpuDriver* driver) : driver_(driver) {}
+  explicit Places(const ExchangePath& path) : path_(path) {}
   void Add(const GpuPlace& place) {
-    if (!place.on_gpu()) return;
-    if (std::find(places_.begin(), places_.end(), place) == places_.end()) places_.push_back(place);
+    if (place.on_gpu()) Of(place);
   }
+  void Copy(const GpuPlace& place, void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) Of(place).push_back({to, from, bytes});
+  }
+  // Copies, and returns when all is done.
   absl::Status WaitForAll() const {
-    for (const GpuPlace& place : places_) MUOND_RETURN_IF_ERROR(driver_->Wait(place));
+    for (const auto& [place, copies] : places_) {
+      // A program on one device can't be relied on to reach what lies on another.
+      MUOND_RETURN_IF_ERROR(place.device == path_.device
+                                ? path_.driver->CopyAll(place, copies)
+                                : path_.driver->GpuDriver::CopyAll(place, copies));
+    }
+    for (const auto& [place, copies] : places_) {
+      if (place.on_gpu()) MUOND_RETURN_IF_ERROR(path_.driver->Wait(place));
+    }
     return absl::OkStatus();
   }
 
  private:
-  GpuDriver* const driver_;
-  std::vector<GpuPlace> places_;
+  using Copies = std::vector<GpuDriver::CopyJob>;
+  Copies& Of(const GpuPlace& place) {
+    for (auto& [known, copies] : places_) {
+      if (known == place) return copies;
+    }
+    return places_.emplace_back(place, Copies()).second;
+  }
+
+  const ExchangePath& path_;
+  std::vector<std::pair<GpuPlace, Copies>> places_;
 };
 
 // The window that holds this address at the slice's place; null: none does.
@@ -44,17 +64,16 @@ GpuLink::Window* WindowOf(GpuLink& link, const void* data, std::int64_t gradient
 }
 
 // Copies a part to its place in the window, unless that is where it was made.
-absl::Status CopyIn(const ExchangePath& path, const SlicePart& part, std::byte* to) {
+void CopyIn(const SlicePart& part, std::byte* to, Places& places) {
   const SliceSource& source = *part.source;
   const auto size = static_cast<std::int64_t>(DtypeBytes(source.dtype));
-  if (source.data == to) return absl::OkStatus();
+  if (source.data == to) return;
   for (const ElementRange& range : part.ranges) {
     const auto bytes = static_cast<std::size_t>(range.count * size);
-    MUOND_RETURN_IF_ERROR(path.driver->Copy(
-        source.place, to, static_cast<const std::byte*>(source.data) + range.first * size, bytes));
+    places.Copy(source.place, to, static_cast<const std::byte*>(source.data) + range.first * size,
+                bytes);
     to += bytes;
   }
-  return absl::OkStatus();
 }
 
 v1::Chunk* AddChunk(const SlicePart& part, std::int64_t bytes, v1::ArenaFill* fill) {
@@ -74,7 +93,7 @@ v1::Chunk* AddChunk(const SlicePart& part, std::int64_t bytes, v1::ArenaFill* fi
 absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const SlicePart> parts,
                                     absl::Time deadline, v1::ArenaFill* fill) {
   fill->Clear();
-  Places places(path.driver.get());
+  Places places(path);
   if (path.pair != nullptr) {
     for (const SlicePart& part : parts) places.Add(part.source->place);
     MUOND_RETURN_IF_ERROR(places.WaitForAll());
@@ -113,7 +132,7 @@ absl::StatusOr<std::size_t> PutFill(const ExchangePath& path, std::span<const Sl
                        });
       }
       at = window->place.offset() + place->gradient;
-      MUOND_RETURN_IF_ERROR(CopyIn(path, part, path.link->base() + at));
+      CopyIn(part, path.link->base() + at, places);
     }
     places.Add(source.place);
     AddChunk(part, bytes, fill)->mutable_region()->set_offset(at);
@@ -198,7 +217,7 @@ absl::StatusOr<PairLink::Arrival> BeginPull(const ExchangePath& path,
                                             const v1::ExchangePull& pull,
                                             const v1::ExchangeReply& reply, absl::Time deadline) {
   // What is still read there must not be written over.
-  Places places(path.driver.get());
+  Places places(path);
   for (const SinkPart& part : sinks) places.Add(part.sink->place);
   MUOND_RETURN_IF_ERROR(places.WaitForAll());
   return path.pair->Receive(sinks, pull, reply, deadline);
@@ -217,7 +236,7 @@ absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
     return absl::InternalError(absl::StrFormat(
         "pull: the arena's window does not stand at fill %d", pull.sequence()));
   }
-  Places places(path.driver.get());
+  Places places(path);
   for (const SinkPart& part : sinks) {
     const SliceSink& sink = *part.sink;
     const auto size = static_cast<std::int64_t>(DtypeBytes(sink.dtype));
@@ -226,8 +245,7 @@ absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
     if (from == sink.data) continue;
     for (const ElementRange& range : part.ranges) {
       const auto bytes = static_cast<std::size_t>(range.count * size);
-      MUOND_RETURN_IF_ERROR(path.driver->Copy(
-          sink.place, static_cast<std::byte*>(sink.data) + range.first * size, from, bytes));
+      places.Copy(sink.place, static_cast<std::byte*>(sink.data) + range.first * size, from, bytes);
       from += bytes;
     }
     places.Add(sink.place);

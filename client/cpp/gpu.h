@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -46,6 +47,21 @@ class GpuDriver {
   // Copies between any two kinds of memory, behind what is queued on the place's stream.
   virtual absl::Status Copy(const GpuPlace& place, void* to, const void* from,
                             std::size_t bytes) = 0;
+  struct CopyJob {
+    void* to = nullptr;
+    const void* from = nullptr;
+    std::size_t bytes = 0;
+  };
+  // Copies within the place's device, in one go where it can.
+  virtual absl::Status CopyAll(const GpuPlace& place, std::span<const CopyJob> jobs) {
+    for (const CopyJob& job : jobs) {
+      const absl::Status status = Copy(place, job.to, job.from, job.bytes);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+  // Why CopyAll makes its copies one by one on that device; empty: it does not.
+  virtual std::string WhyOneByOne(int /*device*/) { return "this driver has no other way"; }
   // Returns when all that is queued on the stream is done.
   virtual absl::Status Wait(const GpuPlace& place) = 0;
   // Memory of the device, 256-byte aligned, contents undefined; null when there is none left.

@@ -1,7 +1,8 @@
-// The machine's GPU driver, without its headers: the dozen functions that a client needs have been
+// The machine's GPU driver, without its headers: the few functions that a client needs have been
 // there, as they are declared here, since CUDA 11.4.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/gpu.h"
+#include "client/cpp/gpu_copy.h"
 #include "proto/check.h"
 
 namespace muond::client {
@@ -29,6 +31,7 @@ struct DeviceUuid {
 constexpr Result kSuccess = 0;
 constexpr unsigned kOpenLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr unsigned kPortable = 1;            // CU_MEMHOSTALLOC_PORTABLE
+constexpr std::size_t kCopyBlocksMax = 264;  // of a piece: two for each multiprocessor of an H200
 
 // The entry points, by the names that the library exports them under.
 struct Functions {
@@ -48,6 +51,10 @@ struct Functions {
   Result (*HostFree)(void*);
   Result (*MemAlloc)(Address*, std::size_t);
   Result (*MemFree)(Address);
+  Result (*ModuleLoad)(void**, const void*);
+  Result (*ModuleGetFunction)(void**, void*, const char*);
+  Result (*Launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                   void*, void**, void**);
 };
 
 template <typename Function>
@@ -73,7 +80,10 @@ absl::StatusOr<Functions> FindAll(void* library) {
                    Find(library, "cuMemHostAlloc", &f.HostAlloc) &&
                    Find(library, "cuMemFreeHost", &f.HostFree) &&
                    Find(library, "cuMemAlloc_v2", &f.MemAlloc) &&
-                   Find(library, "cuMemFree_v2", &f.MemFree);
+                   Find(library, "cuMemFree_v2", &f.MemFree) &&
+                   Find(library, "cuModuleLoadData", &f.ModuleLoad) &&
+                   Find(library, "cuModuleGetFunction", &f.ModuleGetFunction) &&
+                   Find(library, "cuLaunchKernel", &f.Launch);
   if (all) return f;
   return absl::UnavailableError("GPU driver: libcuda.so.1 is older than CUDA 11.4");
 }
@@ -124,6 +134,33 @@ class MachineDriver final : public GpuDriver {
                           place.stream);
     });
   }
+  absl::Status CopyAll(const GpuPlace& place, std::span<const CopyJob> jobs) override {
+    const absl::StatusOr<void*> program = jobs.size() > 1 ? Program(place.device) : nullptr;
+    if (jobs.size() <= 1 || !program.ok()) return GpuDriver::CopyAll(place, jobs);
+    for (; !jobs.empty(); jobs = jobs.subspan(std::min(jobs.size(), GpuCopies::kMost))) {
+      GpuCopies copies;
+      unsigned count = 0;
+      std::size_t largest = 0;
+      for (const CopyJob& job : jobs.first(std::min(jobs.size(), GpuCopies::kMost))) {
+        copies.pieces[count++] = {reinterpret_cast<Address>(job.to),
+                                  reinterpret_cast<Address>(job.from), job.bytes};
+        largest = std::max(largest, job.bytes);
+      }
+      // Of the largest piece a thread copies four times 16 bytes or more; more blocks than a device
+      // can hold at once gain nothing.
+      const auto blocks = static_cast<unsigned>(
+          std::clamp<std::size_t>(largest / (64 * kGpuCopyThreads), 1, kCopyBlocksMax));
+      void* arguments[] = {&copies};
+      MUOND_RETURN_IF_ERROR(Run(place.device, "copy slices", [&] {
+        return f_.Launch(*program, blocks, count, 1, kGpuCopyThreads, 1, 1, 0, place.stream,
+                         arguments, nullptr);
+      }));
+    }
+    return absl::OkStatus();
+  }
+  std::string WhyOneByOne(int device) override {
+    return std::string(Program(device).status().message());
+  }
   absl::Status Wait(const GpuPlace& place) override {
     return Run(place.device, "wait for a stream",
                [&] { return f_.StreamSynchronize(place.stream); });
@@ -165,6 +202,20 @@ class MachineDriver final : public GpuDriver {
     return context;
   }
 
+  // The copying program, translated for the device at the first call.
+  absl::StatusOr<void*> Program(int device) {
+    std::lock_guard lock(programs_mutex_);
+    if (const auto found = programs_.find(device); found != programs_.end()) return found->second;
+    void *module = nullptr, *function = nullptr;
+    const absl::Status status = Run(device, "translate a program", [&] {
+      const Result loaded = f_.ModuleLoad(&module, kGpuCopyProgram);
+      return loaded == kSuccess ? f_.ModuleGetFunction(&function, module, kGpuCopyName) : loaded;
+    });
+    const absl::StatusOr<void*> program =
+        status.ok() ? absl::StatusOr<void*>(function) : absl::StatusOr<void*>(status);
+    return programs_.emplace(device, program).first->second;
+  }
+
   // The thread's own current context is what it was afterwards.
   template <typename Call>
   absl::Status Run(int device, const char* action, const Call& call) {
@@ -188,6 +239,8 @@ class MachineDriver final : public GpuDriver {
   const Functions f_;
   std::mutex mutex_;
   std::map<int, Context> contexts_;
+  std::mutex programs_mutex_;  // taken before mutex_
+  std::map<int, absl::StatusOr<void*>> programs_;
 };
 
 absl::StatusOr<std::shared_ptr<GpuDriver>> Load() {

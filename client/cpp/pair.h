@@ -120,7 +120,8 @@ class PairLink {
     std::shared_ptr<PairWaiting> waiting;
   };
   // Begins to receive what the daemon has answered to send, answers in their order; the sinks stay
-  // until Settle. A pair has two arrivals at most that are not settled.
+  // until Settle. A pair has kArrivals at most that are not settled.
+  static constexpr std::size_t kArrivals = 3;
   absl::StatusOr<Arrival> Receive(std::span<const SinkPart> sinks, const v1::ExchangePull& pull,
                                   const v1::ExchangeReply& reply, absl::Time deadline);
   // Returns when it is there. DATA_LOSS for what does not have its sum, DEADLINE_EXCEEDED, or why
@@ -161,7 +162,7 @@ class PairLink {
   v1::ArenaWindow incoming_;
   std::int64_t incoming_index_ = 0;
   std::int64_t sequence_ = 0;  // of the last fill
-  std::array<std::shared_ptr<PairPack>, 2> in_packs_;  // of arrivals, in turn
+  std::array<std::shared_ptr<PairPack>, kArrivals> in_packs_;  // of arrivals, in turn
   std::size_t arrivals_ = 0;
 };
 

@@ -1,5 +1,6 @@
 // A session's slices in memory that the daemon reaches itself: a GPU's arena, or pointers.
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -103,6 +104,10 @@ absl::Status Session::AttachGpu(int daemon) {
                               &handle);
   if (link.ok()) {
     path.gpu = *std::move(link);
+    const std::string why = driver->WhyOneByOne(options_.gpu);
+    if (!why.empty() && path.reason.find(why) == std::string::npos) {
+      path.reason += "; slices are copied one by one: " + why;
+    }
     return absl::OkStatus();
   }
   if (CallScope::CurrentIsOver()) return link.status();  // says nothing about the path
@@ -272,17 +277,16 @@ CallResult Session::FillDirect(int daemon, const std::string& action,
 
 CallResult Session::PullDirect(int daemon, const std::string& action, std::int64_t version,
                                std::span<const SinkPart> sinks, bool master) {
-  // Through a pair: what the daemon has answered to send comes while the next piece is asked for.
+  // Through a pair: what the daemon has answered to send comes while the next pieces are asked for.
   struct Pending {
     std::shared_ptr<PairLink> pair;
     PairLink::Arrival arrival;
   };
-  std::optional<Pending> before;
-  const auto settle = [&before](CallResult& result) {
-    if (!before.has_value()) return;
-    const absl::Status settled = before->pair->Settle(before->arrival);
+  std::deque<Pending> pending;
+  const auto settle = [&pending](CallResult& result) {
+    const absl::Status settled = pending.front().pair->Settle(pending.front().arrival);
     if (result.status.ok()) result.status = settled;
-    before.reset();
+    pending.pop_front();
   };
   std::int64_t used = 0;
   CallResult result;
@@ -304,19 +308,17 @@ CallResult Session::PullDirect(int daemon, const std::string& action, std::int64
           return absl::OkStatus();
         },
         &reply);
-    std::optional<Pending> next;
     if (result.status.ok() && path->pair != nullptr) {
       auto arrival = BeginPull(*path, piece, asked, reply, NcclDeadline());
       result.status = arrival.status();
-      if (arrival.ok()) next = Pending{path->pair, *std::move(arrival)};
+      if (arrival.ok()) pending.push_back({path->pair, *std::move(arrival)});
     } else if (result.status.ok()) {
       result.status = TakePull(*path, piece, asked, reply, NcclDeadline());
     }
-    settle(result);
-    before = std::move(next);
     sinks = sinks.subspan(piece.size());
+    if (pending.size() == PairLink::kArrivals) settle(result);
   }
-  settle(result);
+  while (!pending.empty()) settle(result);
   return result;
 }
 

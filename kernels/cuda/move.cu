@@ -1,5 +1,4 @@
-// Copy and sum: bound by memory for fp32, and nearly so for 16 bits, where twice as many factors go
-// by in a byte's time.
+// Copy and sum: bound by memory, as one factor serves eight bytes.
 #include "kernels/cuda/move.h"
 #include "kernels/cuda/parts.cuh"
 #include "kernels/device_memory.h"
@@ -9,18 +8,27 @@ namespace {
 
 using Sum = unsigned long long;
 
-__device__ inline Sum Factor(std::uint64_t i) {
-  const std::uint64_t x = (i + 1) * 0x9E3779B97F4A7C15ull;
+__device__ inline Sum Factor(std::uint64_t g) {
+  const std::uint64_t x = (g + 1) * 0x9E3779B97F4A7C15ull;
   return ((x ^ (x >> 29)) * 0xBF58476D1CE4E5B9ull) | 1ull;
 }
 
+// Eight bytes that begin with the slice's i-th element, kPerWord of which they are: those of two of
+// its words where a row or a part does not begin with one.
+template <std::uint32_t kPerWord>
+__device__ inline Sum SumOfWord(std::uint32_t low, std::uint32_t high, std::uint64_t i) {
+  const Sum word = static_cast<Sum>(high) << 32 | low;
+  const auto at = static_cast<std::uint32_t>(i % kPerWord);
+  if (at == 0) return word * Factor(i / kPerWord);
+  const std::uint32_t shift = 64 / kPerWord * at;
+  return (word << shift) * Factor(i / kPerWord) + (word >> (64 - shift)) * Factor(i / kPerWord + 1);
+}
+
 __device__ inline Sum SumOfQuad(const uint4& quad, std::uint64_t i) {
-  return quad.x * Factor(i) + quad.y * Factor(i + 1) + quad.z * Factor(i + 2) +
-         quad.w * Factor(i + 3);
+  return SumOfWord<2>(quad.x, quad.y, i) + SumOfWord<2>(quad.z, quad.w, i + 2);
 }
 __device__ inline Sum SumOfQuad(const uint2& quad, std::uint64_t i) {
-  return (quad.x & 0xffffu) * Factor(i) + (quad.x >> 16) * Factor(i + 1) +
-         (quad.y & 0xffffu) * Factor(i + 2) + (quad.y >> 16) * Factor(i + 3);
+  return SumOfWord<4>(quad.x, quad.y, i);
 }
 
 // Byte by byte: what is not aligned is rare and short.
@@ -32,7 +40,8 @@ __device__ inline Sum MoveElement(char* dst, const char* src, std::uint32_t byte
     if (dst != nullptr) dst[b] = static_cast<char>(byte);
     value |= static_cast<Sum>(byte) << (8 * b);
   }
-  return value * Factor(i);
+  const std::uint32_t per_word = 8 / bytes;
+  return (value << (8 * bytes * (i % per_word))) * Factor(i / per_word);
 }
 
 template <typename Quad>

@@ -11,9 +11,15 @@ constexpr unsigned kBlocksMax = 2048;  // of a job
 constexpr std::uint64_t kElementsPerThread = 32;
 constexpr int kJobsMax = 65535;  // of a launch: the grid's second dimension
 
-__device__ __forceinline__ std::uint64_t SumWord(std::uint32_t word, std::uint64_t i, bool halves) {
-  if (!halves) return word * SumFactor(i);
-  return (word & 0xffffu) * SumFactor(i) + (word >> 16) * SumFactor(i + 1);
+// Eight bytes that begin with element i: those of two words where a row does not begin with one.
+__device__ __forceinline__ std::uint64_t SumWord(std::uint32_t low, std::uint32_t high,
+                                                 std::uint64_t i, std::uint32_t per_word) {
+  const std::uint64_t word = static_cast<std::uint64_t>(high) << 32 | low;
+  const auto at = static_cast<std::uint32_t>(i % per_word);
+  const std::uint64_t g = i / per_word;
+  if (at == 0) return word * SumFactor(g);
+  const std::uint32_t shift = 64 / per_word * at;
+  return (word << shift) * SumFactor(g) + (word >> (64 - shift)) * SumFactor(g + 1);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -22,23 +28,22 @@ __global__ void __launch_bounds__(kThreads)
   const bool halves = job.element_bytes == 2;
   const std::uint64_t threads = std::uint64_t{gridDim.x} * kThreads;
   const std::uint64_t me = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const std::uint64_t per_word = halves ? 2 : 1;
+  const std::uint32_t per_word = halves ? 4 : 2;
   std::uint64_t sum = 0, done = 0;
   if (reinterpret_cast<std::uintptr_t>(job.data) % 16 == 0) {
     const auto* const quads = static_cast<const uint4*>(job.data);
     const std::uint64_t count = job.elements * job.element_bytes / 16;
     for (std::uint64_t at = me; at < count; at += threads) {
       const uint4 quad = quads[at];
-      const std::uint64_t i = job.first + at * 4 * per_word;
-      sum += SumWord(quad.x, i, halves) + SumWord(quad.y, i + per_word, halves) +
-             SumWord(quad.z, i + 2 * per_word, halves) + SumWord(quad.w, i + 3 * per_word, halves);
+      const std::uint64_t i = job.first + at * 2 * per_word;
+      sum += SumWord(quad.x, quad.y, i, per_word) + SumWord(quad.z, quad.w, i + per_word, per_word);
     }
-    done = count * 4 * per_word;
+    done = count * 2 * per_word;
   }
   for (std::uint64_t at = done + me; at < job.elements; at += threads) {
     const std::uint32_t value = halves ? static_cast<const std::uint16_t*>(job.data)[at]
                                        : static_cast<const std::uint32_t*>(job.data)[at];
-    sum += value * SumFactor(job.first + at);
+    sum += SumOfElement(value, job.first + at, per_word);
   }
   for (int offset = 16; offset > 0; offset /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, offset);

@@ -219,14 +219,21 @@ bool Engine::OrthogonalizeEarly() {
   if (!overlap_ || doomed_ || !early_error_.ok()) return false;
   std::vector<int> ready;
   std::int64_t elements = 0;
+  bool full = false, last = true;
   for (int i = 0; i < std::ssize(states_); ++i) {
     const ShardState& state = states_[i];
-    if (!state.muon() || state.elements == 0 || !state.reduced || state.orthogonalized) continue;
-    if (!ready.empty() && elements + state.elements > MuonCommit::EarlyElements(backend_)) break;
+    if (!state.muon() || state.elements == 0 || state.orthogonalized) continue;
+    last = last && state.reduced;
+    if (!state.reduced) continue;
+    if (!ready.empty() && elements + state.elements > MuonCommit::EarlyElements(backend_)) {
+      full = true;
+      break;
+    }
     ready.push_back(i);
     elements += state.elements;
   }
-  if (ready.empty()) return false;
+  full = full || elements >= MuonCommit::EarlyLeast(backend_);
+  if (ready.empty() || (!full && !last)) return false;
   const auto start = std::chrono::steady_clock::now();
   const CommitRequest request{.clip_coefficient = 1.0, .absent = {}, .muon = muon_, .adamw = {}};
   early_error_ = MuonCommit(*this, request).OrthogonalizeEarly(ready);

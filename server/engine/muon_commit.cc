@@ -119,6 +119,10 @@ std::size_t MuonCommit::ResultBytes(std::span<const ShardState> states,
 
 // On the host matrices take their time one by one; a device is only busy with many.
 std::int64_t MuonCommit::EarlyElements(const kernels::Backend& backend) {
+  return backend.host_memory() ? 1 : 2 * kMuonBatchElements;
+}
+
+std::int64_t MuonCommit::EarlyLeast(const kernels::Backend& backend) {
   return backend.host_memory() ? 1 : kMuonBatchElements;
 }
 

@@ -28,6 +28,9 @@ class MuonCommit {
   // How much is orthogonalized early at a time, unless a single state is larger: what comes in
   // meanwhile waits for the end of it.
   static std::int64_t EarlyElements(const kernels::Backend& backend);
+  // With less than this the work waits for more, unless no more will come: few matrices take a
+  // device as long as many.
+  static std::int64_t EarlyLeast(const kernels::Backend& backend);
 
   // Applies the step to `states` (indices of Muon states, all reduced). A matrix that can't be
   // orthogonalized stops the run: report.failure says which; its weights are left as they were.

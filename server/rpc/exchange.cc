@@ -157,7 +157,10 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
       if (request_.has_pull()) {
         // What can't be prepared is read when the step is over.
         auto prepared = Prepare(request_.step());
-        if (prepared.ok()) targets_ = TargetsOf(*prepared);
+        if (prepared.ok()) {
+          targets_ = TargetsOf(*prepared);
+          prepared_ = std::make_shared<PullTargets>(*std::move(prepared));
+        }
       }
       Ask();
     }
@@ -253,18 +256,17 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     }
 
     void Pull(std::int64_t version) {
-      auto prepared = Prepare(version);
-      if (!prepared.ok()) return Answer(prepared.status());
-      auto self = shared_from_this();
-      auto kept = std::make_shared<PullTargets>(*std::move(prepared));
-      const auto done = [self, kept, version](const absl::Status& status) {
-        self->OnPulled(status, *kept, version);
-      };
       // All parameters have changed, and the commit has written what they changed to.
       const bool written = targets_ != nullptr && targets_->written && applied_ &&
                            request_.finish().absent().empty();
-      if (written) return done(absl::OkStatus());
-      run_->ReadAll(kept->slices, kept->outs, version, done);
+      if (written) return OnPulled(absl::OkStatus(), *prepared_, version);
+      auto prepared = Prepare(version);
+      if (!prepared.ok()) return Answer(prepared.status());
+      auto kept = std::make_shared<PullTargets>(*std::move(prepared));
+      run_->ReadAll(kept->slices, kept->outs, version,
+                    [self = shared_from_this(), kept, version](const absl::Status& status) {
+                      self->OnPulled(status, *kept, version);
+                    });
     }
 
     void OnPulled(absl::Status status, PullTargets& targets, std::int64_t version) {
@@ -303,6 +305,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     const v1::ExchangeRequest request_;  // a copy: the call may end before its callbacks come
     v1::ExchangeReply* const reply_out_;
     v1::ExchangeReply reply_;
+    std::shared_ptr<PullTargets> prepared_;  // before the step was finished
     std::shared_ptr<ParameterTargets> targets_;
     bool applied_ = false;
     std::atomic<std::uint64_t> waiter_{0};
