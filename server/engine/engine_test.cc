@@ -51,6 +51,9 @@ class EngineTest : public ::testing::TestWithParam<bool> {
     engine_ = *std::move(engine);
     ASSERT_TRUE(WriteInitial(0, WholeBox({2, 2}), {1, 0, 0, 1}).ok());
     ASSERT_TRUE(WriteInitial(1, WholeBox({3}), {1, 1, 1}).ok());
+    for (int more = 2; more < std::ssize(spec_.parameters); ++more) {
+      ASSERT_TRUE(WriteInitial(more, WholeBox({2, 2}), {1, 0, 0, 1}).ok());
+    }
     ASSERT_TRUE(engine_->FinishInitial().ok());
   }
 
@@ -252,6 +255,25 @@ TEST_P(EngineTest, EarlyOrthogonalizationGivesTheSameBits) {
     digests[early] = Digest();
   }
   EXPECT_EQ(digests[1], digests[0]);
+}
+
+// One by one they would take a device longer than all do together.
+TEST_P(EngineTest, ADeviceWaitsForMoreMatricesUnlessNoMoreWillCome) {
+  spec_.parameters.push_back(
+      {.name = "v", .shape = Dims{2, 2}, .group = "all", .role = Role::kHidden});
+  routing_ = *RouteParameters(spec_);
+  Make(true);
+  const bool device = GetParam();
+  Reduce(0, {3, 0, 0, 4});
+  EXPECT_EQ(engine_->OrthogonalizeEarly(), !device);
+  Reduce(1, {2, 2, 2});
+  EXPECT_FALSE(engine_->OrthogonalizeEarly());
+  Reduce(2, {3, 1, 0, 4});
+  EXPECT_TRUE(engine_->OrthogonalizeEarly());
+  EXPECT_FALSE(engine_->OrthogonalizeEarly()) << "once";
+  const auto report = engine_->Commit(Request());
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->newton_schulz_calls, 2);
 }
 
 TEST_P(EngineTest, ASkipAfterEarlyOrthogonalizationChangesNoByte) {
