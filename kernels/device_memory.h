@@ -10,8 +10,8 @@
 // An element adds its bits, shifted to where they lie in their eight bytes, times c: so the sum is
 // exact in any order and in any cut, and thousands of threads may take it while they copy, which a
 // digest by a chain (XXH3) does not allow; and a factor serves eight bytes, so that memory is what
-// bounds a move. c(g) is odd: eight bytes that differ always show, several of them go unseen once in
-// 2^64.
+// bounds a move. c(g) is odd: eight bytes that differ always show, several of them go unseen once
+// in 2^64.
 //
 // Any thread, any time.
 #pragma once

@@ -17,8 +17,8 @@ std::int64_t ElementsOf(std::span<const ElementRange> ranges) {
   return elements;
 }
 
-// The streams whose work must be done before somebody else may look, and what is to be copied behind
-// that work: together, since a call for each slice would take longer than the bytes.
+// The streams whose work must be done before somebody else may look, and what is to be copied
+// behind that work: together, since a call for each slice would take longer than the bytes.
 class Places {
  public:
   explicit Places(const ExchangePath& path) : path_(path) {}

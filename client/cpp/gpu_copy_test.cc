@@ -21,9 +21,9 @@ TEST(GpuCopy, TheProgramIsOneThatTheTranslatorTakes) {
   const std::string program = folder + "/copy.ptx", machine_code = folder + "/copy.cubin";
   std::ofstream(program) << kGpuCopyProgram;
   for (const char* device : {"sm_80", "sm_90"}) {
-    EXPECT_EQ(std::system((ptxas + " -arch=" + device + " -o " + machine_code + " " + program).c_str()),
-              0)
-        << device;
+    const std::string command =
+        ptxas + " -arch=" + device + " -o " + machine_code + " " + program;
+    EXPECT_EQ(std::system(command.c_str()), 0) << device;
     EXPECT_EQ(unlink(machine_code.c_str()), 0);
   }
   unlink(program.c_str());

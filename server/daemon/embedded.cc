@@ -85,6 +85,13 @@ std::unique_ptr<AdminService> Service::Impl::MakeAdminService(
   return std::make_unique<AdminService>(std::move(context));
 }
 
+void Service::Impl::ListenForLoss(const ServiceOptions& options) {
+  for (const auto& backend : backends) backend->OnLost(options.on_device_lost);
+  for (const auto& memory : memories) {
+    if (memory != nullptr) memory->OnLost(options.on_device_lost);
+  }
+}
+
 void Service::Impl::WatchQueues() {
   metrics->SetQueueDepth([this](QueueKind queue) {
     if (queue == QueueKind::kPeer) return static_cast<double>(peer_executor->queued());
@@ -150,10 +157,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(const ServiceOptions& op
   impl->backends = std::move(backends.list);
   impl->memories = std::move(backends.memories);
   impl->memories.resize(impl->backends.size());
-  for (const auto& backend : impl->backends) backend->OnLost(options.on_device_lost);
-  for (const auto& memory : impl->memories) {
-    if (memory != nullptr) memory->OnLost(options.on_device_lost);
-  }
+  impl->ListenForLoss(options);
   impl->host_memory = kernels::MakeHostDeviceMemory();
   impl->metrics = std::make_unique<DaemonMetrics>(
       ThisBuild(), BackendInfo{.backend = std::string(impl->backends[0]->name()),

@@ -73,6 +73,7 @@ struct Service::Impl {
   absl::Status ListenForProbes(const std::string& address);
   void SetServing(bool serving);
   std::unique_ptr<AdminService> MakeAdminService(const std::vector<ServiceSetting>& settings);
+  void ListenForLoss(const ServiceOptions& options);
   void WatchQueues();
 };
 

@@ -219,7 +219,7 @@ TEST_F(NcclGpu, TwoDaemonsOnTwoGpusWithTrainersOnBoth) {
                                      {"MUOND_NCCL_WORLD", "2"}}));
     }
     for (const pid_t trainer : trainers) EXPECT_EQ(Wait(trainer), 0);
-    if (std::string(transport) == "auto") {  // each daemon: one rank over its own GPU, one over NCCL
+    if (std::string(transport) == "auto") {  // the other rank is on the daemon's own GPU
       for (int daemon : {0, 1}) {
         EXPECT_EQ(MetricOf(daemons.service(daemon),
                            "muond_transport_choices_total{transport=\"nccl\"}"),
