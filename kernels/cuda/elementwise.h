@@ -58,21 +58,23 @@ struct ScanJob {
 };
 
 struct StateScanJob {
-  const float* data;
+  const void* data;
   std::size_t elements;
+  Dtype dtype;  // kF32 or kBF16
   bool aligned;
 };
 
 struct MomentumPassJob {
   const void* gradient;
-  float* m;
+  void* m;  // m_dtype
   void* u;  // iterate dtype
   std::size_t elements;
   double gradient_scale;
   double beta;
   double u_scale;
   float unscale;
-  Dtype dtype;  // of the gradient
+  Dtype dtype;    // of the gradient
+  Dtype m_dtype;  // kF32 or kBF16
   bool ema, nesterov, write_m;
   bool aligned;
 };

@@ -42,7 +42,7 @@ ScanJob MakeJob(const GradientView& gradient) {
 }
 
 StateScanJob MakeJob(const StateView& state) {
-  return {state.data, state.elements, Aligned(state.data)};
+  return {state.data, state.elements, state.dtype, QuadAligned(state.data, state.dtype)};
 }
 
 MomentumPassJob MakeJob(const MomentumJob& job) {
@@ -56,10 +56,12 @@ MomentumPassJob MakeJob(const MomentumJob& job) {
       .u_scale = job.u_scale,
       .unscale = job.gradient.unscale,
       .dtype = job.gradient.dtype,
+      .m_dtype = job.rule.m_dtype,
       .ema = job.rule.form == MomentumForm::kEma,
       .nesterov = job.rule.nesterov,
       .write_m = job.write_m,
-      .aligned = Aligned(job.gradient) && Aligned(job.m) && AlignedIterate(job.u),
+      .aligned = Aligned(job.gradient) && QuadAligned(job.m, job.rule.m_dtype) &&
+                 AlignedIterate(job.u),
   };
 }
 

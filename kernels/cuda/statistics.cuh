@@ -70,15 +70,20 @@ class Observer {
   std::uint32_t nonfinite_ = 0;
 };
 
-// Statistics of fp32 values that the calling threads have just written, or have read; `data` is the
+// Statistics of values that the calling threads have just written, or have read; `data` is the
 // beginning of their region.
-__device__ inline void FinishPart(Observer& observer, const float* data, const Part& part,
-                                  ChunkStats* result) {
+__device__ inline void FinishPart(Observer& observer, const void* data, Dtype dtype,
+                                  const Part& part, ChunkStats* result) {
   if (!observer.finite()) {
-    observer.Recount(part, [&](std::uint32_t e) { return data[e]; });
+    observer.Recount(part, [&](std::uint32_t e) { return LoadElement(data, dtype, e); });
   }
   const ChunkStats stats = observer.SumOverBlock();
   if (threadIdx.x == 0) *result = stats;
+}
+
+__device__ inline void FinishPart(Observer& observer, const float* data, const Part& part,
+                                  ChunkStats* result) {
+  FinishPart(observer, data, Dtype::kF32, part, result);
 }
 
 }  // namespace muond::kernels::cuda
