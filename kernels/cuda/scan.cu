@@ -56,10 +56,11 @@ __global__ void __launch_bounds__(kThreads, 4)
   Observer observer;
   if (job.dtype == Dtype::kF32) {
     ObserveAll<Dtype::kF32>(data, part, 1.0f, job.aligned, observer);
+    FinishPart(observer, reinterpret_cast<const float*>(data), part, stats + blockIdx.x);
   } else {
     ObserveAll<Dtype::kBF16>(data, part, 1.0f, job.aligned, observer);
+    FinishPart(observer, reinterpret_cast<const __nv_bfloat16*>(data), part, stats + blockIdx.x);
   }
-  FinishPart(observer, data, job.dtype, part, stats + blockIdx.x);
 }
 
 __device__ void Add(TensorStats& total, const TensorStats& more) {
