@@ -35,10 +35,11 @@ struct GradientScan {
   std::vector<double> block_sums;  // sum of G^2 in fp64 per block of kBlockElements elements
 };
 
-// `elements` fp32 values of state.
+// `elements` values of state.
 struct StateView {
-  const float* data = nullptr;
+  const void* data = nullptr;
   std::size_t elements = 0;
+  Dtype dtype = Dtype::kF32;  // or kBF16
 };
 
 // Facts about state just written, gathered in the same pass. They feed the next step's
@@ -65,6 +66,9 @@ struct MomentumRule {
   double beta = 0.95;
   bool nesterov = true;
   double gradient_scale = 1.0;  // clip coefficient under clip policy `all`, else 1
+  // What M is kept in: kF32 or kBF16. A bf16 M is widened, the new one computed as an fp32 M is and
+  // then rounded to nearest even; U is made of what is kept.
+  Dtype m_dtype = Dtype::kF32;
 };
 
 // One Newton-Schulz step: A = X X^T; X <- a X + (b A + c A^2) X.
@@ -100,7 +104,7 @@ struct NewtonSchulzRule {
 struct MomentumJob {
   GradientView gradient;
   MomentumRule rule;
-  float* m = nullptr;
+  void* m = nullptr;    // gradient.elements values of rule.m_dtype
   bool write_m = true;  // false: M is only read (Newton-Schulz before the verdict)
   void* u = nullptr;    // gradient.elements values of the iterate dtype
   double u_scale = 1;   // IterateScale(bound on max |U|)

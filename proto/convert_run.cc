@@ -1,5 +1,6 @@
 // Conversions of a run and of what holds for its life: groups, rules, loss scale.
 #include <cmath>
+#include <string>
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
@@ -58,8 +59,27 @@ absl::Status FillNewtonSchulz(const v1::Group& message, GroupSpec* value) {
   return absl::OkStatus();
 }
 
+// A dtype that momentum is not kept in is refused, never replaced by one that it is.
+absl::Status FillMomentumDtype(const v1::Group& message, GroupSpec* value) {
+  if (message.momentum_dtype() == v1::DTYPE_UNSPECIFIED) return absl::OkStatus();
+  if (message.momentum_dtype() != v1::DTYPE_F32 && message.momentum_dtype() != v1::DTYPE_BF16) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("momentum_dtype: expected F32 or BF16, got %s",
+                        v1::Dtype_IsValid(message.momentum_dtype())
+                            ? "F16: its range is too small for a momentum"
+                            : std::to_string(message.momentum_dtype())));
+  }
+  MUOND_ASSIGN_OR_RETURN(value->momentum_dtype, FromProto(message.momentum_dtype()));
+  if (value->algorithm != Algorithm::kAdamW || value->momentum_dtype == Dtype::kF32) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "momentum_dtype: BF16 is Muon's, and the group is AdamW's: its moments are kept in F32");
+}
+
 absl::Status FillGroup(const v1::Group& message, GroupSpec* value) {
   MUOND_ASSIGN_OR_RETURN(value->algorithm, FromProto(message.algorithm()));
+  MUOND_RETURN_IF_ERROR(FillMomentumDtype(message, value));
   value->nesterov = !message.plain_momentum();
   value->momentum_sum_form = message.momentum_sum_form();
   MUOND_RETURN_IF_ERROR(FillNewtonSchulz(message, value));
@@ -103,6 +123,7 @@ v1::Group ToProto(const GroupSpec& value) {
   *message.mutable_adamw() = ToProto(value.adamw);
   message.set_plain_momentum(!value.nesterov);
   message.set_momentum_sum_form(value.momentum_sum_form);
+  message.set_momentum_dtype(ToProto(value.momentum_dtype));
   message.set_coefficients(value.coefficients);
   message.mutable_custom_steps()->Add(value.custom_steps.begin(), value.custom_steps.end());
   message.set_ns_steps(value.ns_steps);

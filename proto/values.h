@@ -144,6 +144,7 @@ struct GroupSpec {
   Hyperparameters adamw{.weight_decay = 0.01};
   bool nesterov = true;
   bool momentum_sum_form = false;      // M <- beta M + G instead of the ema form
+  Dtype momentum_dtype = Dtype::kF32;  // of Muon's M as it is kept: kF32 or kBF16
   std::string coefficients = "simple"; // a named set, or "custom" with custom_steps
   std::vector<double> custom_steps;    // a, b, c per step
   std::int64_t ns_steps = 0;           // 0: the set's length; any other value must equal it

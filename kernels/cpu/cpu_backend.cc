@@ -132,7 +132,7 @@ class CpuBackend final : public Backend {
     const auto elements = [](const GradientView& gradient) { return gradient.elements; };
     const auto pass = [&](const GradientView& gradient, std::size_t begin, std::size_t n,
                           BlockStats* stats) {
-      passes_.scan_gradient(Slice(gradient, 1.0, begin, n), stats);
+      passes_.scan(Slice(gradient, 1.0, begin, n), stats);
     };
     if (Error error = ForEachBlock("scan", gradients, 1, elements, pass)) return error;
     try {
@@ -146,7 +146,9 @@ class CpuBackend final : public Backend {
   Error ScanState(std::span<const StateView> tensors, std::span<StateScan> results) override {
     const auto elements = [](const StateView& tensor) { return tensor.elements; };
     const auto pass = [&](const StateView& tensor, std::size_t begin, std::size_t n,
-                          BlockStats* stats) { passes_.scan_state(tensor.data + begin, n, stats); };
+                          BlockStats* stats) {
+      passes_.scan(Slice({tensor.data, tensor.dtype, tensor.elements}, 1.0, begin, n), stats);
+    };
     if (Error error = ForEachBlock("scan of state", tensors, 1, elements, pass)) return error;
     for (std::size_t i = 0; i < tensors.size(); ++i) results[i] = Combine(i, 0, 1);
     return {};
@@ -158,8 +160,10 @@ class CpuBackend final : public Backend {
                           BlockStats* stats) {
       const MomentumRule& rule = job.rule;
       passes_.momentum(Slice(job.gradient, rule.gradient_scale, begin, n),
-                       {rule.form == MomentumForm::kEma, rule.nesterov, rule.beta, job.u_scale},
-                       job.m + begin, job.write_m, static_cast<float*>(job.u) + begin, stats);
+                       {rule.form == MomentumForm::kEma, rule.nesterov, rule.beta, job.u_scale,
+                        rule.m_dtype},
+                       static_cast<char*>(job.m) + begin * DtypeBytes(rule.m_dtype), job.write_m,
+                       static_cast<float*>(job.u) + begin, stats);
     };
     if (Error error = ForEachBlock("momentum", jobs, 1, elements, pass)) return error;
     for (std::size_t i = 0; i < jobs.size(); ++i) {

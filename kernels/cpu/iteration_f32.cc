@@ -166,7 +166,9 @@ BlockStats Observe(const IterationTools& tools, const float* data, std::int64_t 
   std::vector<BlockStats> blocks(BlockCount(elements));
   tools.loop.ForEach(blocks.size(), [&](std::size_t i) {
     const std::size_t begin = i * kBlockElements;
-    tools.passes.scan_state(data + begin, std::min(kBlockElements, elements - begin), &blocks[i]);
+    tools.passes.scan({data + begin, Dtype::kF32, 1.0f, 1.0,
+                       std::min(kBlockElements, elements - begin)},
+                      &blocks[i]);
   });
   BlockStats total{};
   for (const BlockStats& block : blocks) {

@@ -31,13 +31,14 @@ struct GradientBlock {
   std::size_t elements;
 };
 
-// M <- M + (1 - beta)(G - M) where `ema`, else M <- beta M + G; U from the new M, times u_scale, a
-// power of two.
+// M <- M + (1 - beta)(G - M) where `ema`, else M <- beta M + G; U from the new M as it is kept, times
+// u_scale, a power of two.
 struct MomentumWeights {
   bool ema;
   bool nesterov;
   double beta;
   double u_scale;
+  Dtype m_dtype = Dtype::kF32;  // or kBF16
 };
 
 // Where the block's new weights also go, rounded to nearest even; null: nowhere.
@@ -56,11 +57,11 @@ struct AdamWWeights {
 struct Passes {
   const char* isa;  // "avx512", "avx2", "sse2": what the compiler was allowed to use
   void (*accumulate)(float* acc, const void* data, Dtype dtype, std::size_t elements, bool first);
-  void (*scan_gradient)(const GradientBlock& gradient, BlockStats* stats);
-  void (*scan_state)(const float* data, std::size_t elements, BlockStats* stats);
+  // Of a gradient, or of state with factors of 1.
+  void (*scan)(const GradientBlock& gradient, BlockStats* stats);
   void (*round)(void* dst, Dtype dtype, const float* src, std::size_t elements);
   // M is written, and `stats` filled, only where write_m.
-  void (*momentum)(const GradientBlock& gradient, const MomentumWeights& weights, float* m,
+  void (*momentum)(const GradientBlock& gradient, const MomentumWeights& weights, void* m,
                    bool write_m, float* u, BlockStats* stats);
   void (*apply)(float* w, const float* o, std::size_t elements, double decay, double step,
                 RoundedBlock rounded, BlockStats* stats);

@@ -135,7 +135,7 @@ void ScanTiles(const GradientBlock& gradient, std::size_t begin, std::size_t end
   }
 }
 
-void ScanGradient(const GradientBlock& gradient, BlockStats* stats) {
+void Scan(const GradientBlock& gradient, BlockStats* stats) {
   Observer observer;
   for (std::size_t begin = 0; begin < gradient.elements; begin += kStream) {
     const std::size_t n = Min(kStream, gradient.elements - begin);
@@ -155,14 +155,6 @@ void ScanGradient(const GradientBlock& gradient, BlockStats* stats) {
   observer.Finish(stats);
 }
 
-void ScanState(const float* data, std::size_t elements, BlockStats* stats) {
-  Observer observer;
-  for (std::size_t begin = 0; begin < elements; begin += kStream) {
-    observer.ObserveStream(data + begin, Min(kStream, elements - begin), 1.0f);
-  }
-  observer.Finish(stats);
-}
-
 void Round(void* dst, Dtype dtype, const float* src, std::size_t elements) {
   if (dtype == Dtype::kF32) {
     __builtin_memcpy(dst, src, elements * sizeof(float));
@@ -177,7 +169,7 @@ void Round(void* dst, Dtype dtype, const float* src, std::size_t elements) {
   for (std::size_t i = 0; i < elements; ++i) halves[i] = NarrowBF16(source[i]);
 }
 
-template <bool kEma, bool kNesterov>
+template <bool kEma, bool kNesterov, Dtype kM>
 void MomentumTile(const float* __restrict g, const float* __restrict m, float* __restrict new_m,
                   float* __restrict u, std::size_t n, double scale,
                   const MomentumWeights& weights) {
@@ -189,29 +181,48 @@ void MomentumTile(const float* __restrict g, const float* __restrict m, float* _
   for (std::size_t i = 0; i < n; ++i) {
     const double gi = g[i] * scale;
     const double mi = m[i];
-    const float next = static_cast<float>(kEma ? mi + rest * (gi - mi) : beta * mi + gi);
+    float next = static_cast<float>(kEma ? mi + rest * (gi - mi) : beta * mi + gi);
+    if (kM == Dtype::kBF16) {
+      next = __builtin_bit_cast(float, static_cast<std::uint32_t>(NarrowBF16(next)) << 16);
+    }
     new_m[i] = next;
     u[i] = static_cast<float>(kNesterov ? u_gradient * gi + u_momentum * next : u_momentum * next);
   }
 }
 
-void Momentum(const GradientBlock& gradient, const MomentumWeights& weights, float* m, bool write_m,
-              float* u, BlockStats* stats) {
+template <Dtype kM>
+void MomentumOf(const GradientBlock& gradient, const MomentumWeights& weights, void* m, bool write_m,
+                float* u, BlockStats* stats) {
   float g[kTile];
+  float wide_m[kTile];
   float new_m[kTile];
   Observer observer;
   const auto tile_pass =
-      weights.ema ? (weights.nesterov ? MomentumTile<true, true> : MomentumTile<true, false>)
-                  : (weights.nesterov ? MomentumTile<false, true> : MomentumTile<false, false>);
+      weights.ema
+          ? (weights.nesterov ? MomentumTile<true, true, kM> : MomentumTile<true, false, kM>)
+          : (weights.nesterov ? MomentumTile<false, true, kM> : MomentumTile<false, false, kM>);
   for (std::size_t begin = 0; begin < gradient.elements; begin += kTile) {
     const std::size_t n = Min(kTile, gradient.elements - begin);
+    char* at = static_cast<char*>(m) + begin * (kM == Dtype::kF32 ? sizeof(float) : 2);
     LoadGradient(g, gradient, begin, n);
-    tile_pass(g, m + begin, new_m, u + begin, n, gradient.scale, weights);
+    const float* old_m = reinterpret_cast<const float*>(at);
+    if (kM != Dtype::kF32) {
+      LoadTile(wide_m, at, kM, 0, n, 1.0f);
+      old_m = wide_m;
+    }
+    tile_pass(g, old_m, new_m, u + begin, n, gradient.scale, weights);
     if (!write_m) continue;
-    __builtin_memcpy(m + begin, new_m, n * sizeof(float));
+    Round(at, kM, new_m, n);
     observer.Observe(new_m, n);
   }
   if (write_m) observer.Finish(stats);
+}
+
+void Momentum(const GradientBlock& gradient, const MomentumWeights& weights, void* m, bool write_m,
+              float* u, BlockStats* stats) {
+  const auto pass =
+      weights.m_dtype == Dtype::kF32 ? MomentumOf<Dtype::kF32> : MomentumOf<Dtype::kBF16>;
+  pass(gradient, weights, m, write_m, u, stats);
 }
 
 // The new weights of one tile, from the first-level cache.
@@ -294,8 +305,7 @@ void Transpose(const float* src, std::int64_t src_stride, std::int64_t rows, std
 
 extern const Passes MUOND_PASSES_TABLE;
 const Passes MUOND_PASSES_TABLE = {
-    MUOND_PASSES_ISA, Accumulate, ScanGradient, ScanState, Round,
-    Momentum,         Apply,      AdamW,        Scale,     Transpose,
+    MUOND_PASSES_ISA, Accumulate, Scan, Round, Momentum, Apply, AdamW, Scale, Transpose,
 };
 
 }  // namespace muond::kernels::cpu

@@ -58,23 +58,30 @@ struct ScanJob {
 };
 
 struct StateScanJob {
-  const float* data;
+  const void* data;
   std::size_t elements;
+  Dtype dtype;  // kF32 or kBF16
   bool aligned;
 };
 
 struct MomentumPassJob {
   const void* gradient;
-  float* m;
+  void* m;  // m_dtype
   void* u;  // iterate dtype
   std::size_t elements;
   double gradient_scale;
   double beta;
   double u_scale;
   float unscale;
-  Dtype dtype;  // of the gradient
+  Dtype dtype;    // of the gradient
+  Dtype m_dtype;  // kF32 or kBF16
   bool ema, nesterov, write_m;
   bool aligned;
+};
+
+// What the momenta of a table are kept in: a launch for each.
+struct MomentumKinds {
+  bool f32, bf16;
 };
 
 struct ApplyPassJob {
@@ -129,8 +136,8 @@ bool QuadAligned(const void* address, Dtype dtype);
 cudaError_t Scan(const JobTable<ScanJob>& table, ChunkStats* stats, cudaStream_t stream);
 cudaError_t ScanState(const JobTable<StateScanJob>& table, ChunkStats* stats, cudaStream_t stream);
 // stats[c] describes the new M, all zero where M is not written.
-cudaError_t Momentum(const JobTable<MomentumPassJob>& table, ChunkStats* stats,
-                     cudaStream_t stream);
+cudaError_t Momentum(const JobTable<MomentumPassJob>& table, MomentumKinds kinds,
+                     ChunkStats* stats, cudaStream_t stream);
 cudaError_t Apply(const JobTable<ApplyPassJob>& table, ChunkStats* stats, cudaStream_t stream);
 // stats[s * chunks + c]: s is 0 for the new W, 1 for m, 2 for v.
 cudaError_t AdamW(const JobTable<AdamWPassJob>& table, ChunkStats* stats, cudaStream_t stream);

@@ -42,7 +42,7 @@ ScanJob MakeJob(const GradientView& gradient) {
 }
 
 StateScanJob MakeJob(const StateView& state) {
-  return {state.data, state.elements, Aligned(state.data)};
+  return {state.data, state.elements, state.dtype, QuadAligned(state.data, state.dtype)};
 }
 
 MomentumPassJob MakeJob(const MomentumJob& job) {
@@ -56,10 +56,12 @@ MomentumPassJob MakeJob(const MomentumJob& job) {
       .u_scale = job.u_scale,
       .unscale = job.gradient.unscale,
       .dtype = job.gradient.dtype,
+      .m_dtype = job.rule.m_dtype,
       .ema = job.rule.form == MomentumForm::kEma,
       .nesterov = job.rule.nesterov,
       .write_m = job.write_m,
-      .aligned = Aligned(job.gradient) && Aligned(job.m) && AlignedIterate(job.u),
+      .aligned =
+          Aligned(job.gradient) && QuadAligned(job.m, job.rule.m_dtype) && AlignedIterate(job.u),
   };
 }
 
@@ -136,11 +138,9 @@ cudaError_t ElementwiseRunner::Upload(std::span<const In> jobs, const Make& make
                          cudaMemcpyHostToDevice, stream_);
 }
 
-template <typename Out>
+template <typename Out, typename Launch>
 cudaError_t ElementwiseRunner::Run(const JobTable<Out>& table, std::uint32_t planes,
-                                   bool chunk_sums,
-                                   cudaError_t (*launch)(const JobTable<Out>&, ChunkStats*,
-                                                         cudaStream_t)) {
+                                   bool chunk_sums, const Launch& launch) {
   const std::size_t results = std::size_t{table.count} * planes;
   MUOND_RETURN_IF_CUDA_ERROR(results_.Reserve(results * sizeof(TensorStats)));
   if (table.chunks == 0) {
@@ -210,7 +210,15 @@ cudaError_t ElementwiseRunner::Momentum(std::span<const MomentumJob> jobs,
   JobTable<MomentumPassJob> table;
   MUOND_RETURN_IF_CUDA_ERROR(Upload(
       jobs, [](const MomentumJob& job) { return MakeJob(job); }, table));
-  MUOND_RETURN_IF_CUDA_ERROR(Run(table, 1, false, cuda::Momentum));
+  MomentumKinds kinds{};
+  for (const MomentumJob& job : jobs) {
+    (job.rule.m_dtype == Dtype::kF32 ? kinds.f32 : kinds.bf16) = true;
+  }
+  const auto launch = [&](const JobTable<MomentumPassJob>& all, ChunkStats* stats,
+                          cudaStream_t stream) {
+    return cuda::Momentum(all, kinds, stats, stream);
+  };
+  MUOND_RETURN_IF_CUDA_ERROR(Run(table, 1, false, launch));
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     if (jobs[i].write_m) states[i] = ToScan(statistics()[i]);
   }

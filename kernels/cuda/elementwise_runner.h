@@ -32,9 +32,9 @@ class ElementwiseRunner {
   template <typename Out, typename In, typename Make>
   cudaError_t Upload(std::span<const In> jobs, const Make& make, JobTable<Out>& table);
   // Launches and waits; then statistics()[j * planes + s] is there.
-  template <typename Out>
+  template <typename Out, typename Launch>
   cudaError_t Run(const JobTable<Out>& table, std::uint32_t planes, bool chunk_sums,
-                  cudaError_t (*launch)(const JobTable<Out>&, ChunkStats*, cudaStream_t));
+                  const Launch& launch);
   const TensorStats* statistics() const { return results_.get<TensorStats>(); }
 
   cudaStream_t stream_;

@@ -51,10 +51,16 @@ __global__ void __launch_bounds__(kThreads, 4)
     ScanStateKernel(JobTable<StateScanJob> table, ChunkStats* stats) {
   const Part part = FindPart(table);
   const StateScanJob job = table.jobs[part.job];
-  const float* data = job.data + part.begin;
+  const char* data =
+      static_cast<const char*>(job.data) + part.begin * (job.dtype == Dtype::kF32 ? 4 : 2);
   Observer observer;
-  ObserveAll<Dtype::kF32>(data, part, 1.0f, job.aligned, observer);
-  FinishPart(observer, data, part, stats + blockIdx.x);
+  if (job.dtype == Dtype::kF32) {
+    ObserveAll<Dtype::kF32>(data, part, 1.0f, job.aligned, observer);
+    FinishPart(observer, reinterpret_cast<const float*>(data), part, stats + blockIdx.x);
+  } else {
+    ObserveAll<Dtype::kBF16>(data, part, 1.0f, job.aligned, observer);
+    FinishPart(observer, reinterpret_cast<const __nv_bfloat16*>(data), part, stats + blockIdx.x);
+  }
 }
 
 __device__ void Add(TensorStats& total, const TensorStats& more) {

@@ -70,15 +70,25 @@ class Observer {
   std::uint32_t nonfinite_ = 0;
 };
 
-// Statistics of fp32 values that the calling threads have just written, or have read; `data` is the
-// beginning of their region.
-__device__ inline void FinishPart(Observer& observer, const float* data, const Part& part,
-                                  ChunkStats* result) {
-  if (!observer.finite()) {
-    observer.Recount(part, [&](std::uint32_t e) { return data[e]; });
-  }
+// Statistics of values that the calling threads have just written, or have read: `value` as Recount
+// has it, `data` the beginning of their region.
+template <typename Value>
+__device__ inline void FinishPartOf(Observer& observer, const Part& part, ChunkStats* result,
+                                    Value&& value) {
+  if (!observer.finite()) observer.Recount(part, value);
   const ChunkStats stats = observer.SumOverBlock();
   if (threadIdx.x == 0) *result = stats;
+}
+
+__device__ inline void FinishPart(Observer& observer, const float* data, const Part& part,
+                                  ChunkStats* result) {
+  FinishPartOf(observer, part, result, [&](std::uint32_t e) { return data[e]; });
+}
+
+__device__ inline void FinishPart(Observer& observer, const __nv_bfloat16* data, const Part& part,
+                                  ChunkStats* result) {
+  FinishPartOf(observer, part, result,
+               [&](std::uint32_t e) { return __bfloat162float(data[e]); });
 }
 
 }  // namespace muond::kernels::cuda

@@ -1,7 +1,8 @@
 // The plain fp64 truth: every method a loop that can be checked against its formula by eye.
 //
-// Each element is computed in fp64 from the stored fp32 state and rounded to fp32 once; what is
-// computed from new state (U from M, the weight from m and v) is computed from its rounded value.
+// Each element is computed in fp64 from the stored state and rounded to fp32 once, a bf16 momentum
+// from there to bf16; what is computed from new state (U from M, the weight from m and v) is computed
+// from the value that is kept.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -56,6 +57,11 @@ void Store(const RoundedCopy& rounded, std::size_t i, float value) {
   if (rounded.data != nullptr) Store(rounded.data, rounded.dtype, i, value);
 }
 
+// What is read again after `value` was stored.
+float Kept(float value, Dtype dtype) {
+  return dtype == Dtype::kBF16 ? BF16ToFloat(FloatToBF16(value)) : value;
+}
+
 GradientScan ScanOf(const GradientView& gradient) {
   GradientScan result;
   for (std::size_t begin = 0; begin < gradient.elements; begin += kBlockElements) {
@@ -71,7 +77,9 @@ GradientScan ScanOf(const GradientView& gradient) {
 
 StateScan ScanOf(const StateView& state) {
   StateScan scan;
-  for (std::size_t i = 0; i < state.elements; ++i) Observe(state.data[i], scan);
+  for (std::size_t i = 0; i < state.elements; ++i) {
+    Observe(Load(state.data, state.dtype, i), scan);
+  }
   return scan;
 }
 
@@ -83,13 +91,14 @@ StateScan UpdateMomentum(const MomentumJob& job) {
   const bool ema = rule.form == MomentumForm::kEma;
   for (std::size_t i = 0; i < job.gradient.elements; ++i) {
     const double g = Load(job.gradient, i) * rule.gradient_scale;
-    const double old_m = job.m[i];
-    const float new_m =
+    const double old_m = Load(job.m, rule.m_dtype, i);
+    const auto wide_m =
         static_cast<float>(ema ? old_m + (1 - rule.beta) * (g - old_m) : rule.beta * old_m + g);
+    const float new_m = Kept(wide_m, rule.m_dtype);
     const double g_weight = ema ? 1 - rule.beta : 1;
     u[i] = rule.nesterov ? static_cast<float>(g_weight * g + rule.beta * new_m) : new_m;
     u[i] = static_cast<float>(u[i] * job.u_scale);
-    if (job.write_m) job.m[i] = new_m;
+    if (job.write_m) Store(job.m, rule.m_dtype, i, new_m);
     Observe(new_m, scan);
   }
   return scan;

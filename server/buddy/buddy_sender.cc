@@ -210,7 +210,7 @@ void BuddySender::Work::FillSnapshot(Message& message) const {
   }
   message.at = tensor_at;
   for (std::size_t i = tensor; i < tensors.size(); ++i) {
-    const auto all = tensors[i].head.elements() * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t all = tensors[i].bytes;
     const std::int64_t bytes = std::min(all - message.at, kChunkBytes - message.bytes);
     v1::BuddyChunk chunk;
     chunk.set_item(static_cast<std::int64_t>(i));

@@ -14,13 +14,14 @@ std::vector<TensorRef> TensorsOf(StateCopies& copies) {
   for (std::size_t device = 0; device < copies.size(); ++device) {
     for (StateCopy::Shard& shard : copies[device].shards) {
       for (StateCopy::Tensor& tensor : shard.tensors) {
-        TensorRef ref{.head = {}, .data = tensor.data};
+        TensorRef ref{.head = {}, .data = tensor.data, .bytes = tensor.bytes};
         ref.head.set_device(static_cast<std::int64_t>(device));
         ref.head.set_parameter(shard.parameter);
         ref.head.set_first(shard.first);
         ref.head.set_elements(shard.elements);
         ref.head.set_t(shard.t);
         ref.head.set_name(tensor.name);
+        ref.head.set_dtype(ToProto(tensor.dtype));
         tensors.push_back(std::move(ref));
       }
     }
@@ -33,13 +34,13 @@ absl::StatusOr<std::vector<TensorRef>> MatchTensors(
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::string>;
   struct Place {
     StateCopy::Shard* shard = nullptr;
-    float* data = nullptr;
+    const StateCopy::Tensor* tensor = nullptr;
   };
   std::map<Key, Place> places;
   for (StateCopy& copy : copies) {
     for (StateCopy::Shard& shard : copy.shards) {
       for (const StateCopy::Tensor& tensor : shard.tensors) {
-        places[{shard.parameter, shard.first, shard.elements, tensor.name}] = {&shard, tensor.data};
+        places[{shard.parameter, shard.first, shard.elements, tensor.name}] = {&shard, &tensor};
       }
     }
   }
@@ -53,8 +54,15 @@ absl::StatusOr<std::vector<TensorRef>> MatchTensors(
                           "daemon's, or sent twice",
                           head.name(), head.parameter(), head.elements(), head.first()));
     }
+    const StateCopy::Tensor& tensor = *place.mapped().tensor;
+    if (head.dtype() != ToProto(tensor.dtype)) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "buddy: tensor \"%s\" of parameter %d: %s was sent, this daemon keeps it in %s",
+          head.name(), head.parameter(), v1::Dtype_Name(head.dtype()),
+          v1::Dtype_Name(ToProto(tensor.dtype))));
+    }
     place.mapped().shard->t = head.t();
-    matched.push_back({.head = head, .data = place.mapped().data});
+    matched.push_back({.head = head, .data = tensor.data, .bytes = tensor.bytes});
   }
   if (places.empty()) return matched;
   const auto& [parameter, first, elements, name] = places.begin()->first;

@@ -1,6 +1,7 @@
 // State, gradients and what goes with them as a buddy's messages, and back.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -16,12 +17,13 @@ namespace muond {
 // All tensors of a copy in the order in which they are sent.
 struct TensorRef {
   v1::BuddyTensor head;
-  float* data = nullptr;  // head.elements() of them
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
 };
 std::vector<TensorRef> TensorsOf(StateCopies& copies);
 // The tensors of `copies`, in the order of those that were sent, whose t they take over. The owner
 // may have had its shards on other engines: before it died parameters were added one after the
-// other. FAILED_PRECONDITION unless all of `copies` were sent and nothing else.
+// other. FAILED_PRECONDITION unless all of `copies` were sent, in their dtypes, and nothing else.
 absl::StatusOr<std::vector<TensorRef>> MatchTensors(
     const google::protobuf::RepeatedPtrField<v1::BuddyTensor>& sent, StateCopies& copies);
 

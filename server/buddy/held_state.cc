@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "proto/convert.h"
 #include "proto/crc32c.h"
 
 namespace muond {
@@ -114,10 +115,10 @@ absl::Status HeldState::PutSnapshot(const v1::BuddyPutRequest& request, v1::Budd
     if (incoming_) Drop(*incoming_);
     incoming_ = Snapshot{.version = request.snapshot(), .tensors = {}, .items = {}};
     for (const v1::BuddyTensor& tensor : request.tensors()) {
-      constexpr auto kSize = static_cast<std::int64_t>(sizeof(float));
-      const bool countable =
-          tensor.elements() <= std::numeric_limits<std::int64_t>::max() / kSize;
-      auto item = MakeItem(countable ? tensor.elements() * kSize : -1);
+      const absl::StatusOr<Dtype> dtype = FromProto(tensor.dtype());
+      const auto size = static_cast<std::int64_t>(dtype.ok() ? DtypeBytes(*dtype) : 1);
+      const bool countable = tensor.elements() <= std::numeric_limits<std::int64_t>::max() / size;
+      auto item = dtype.ok() ? MakeItem(countable ? tensor.elements() * size : -1) : dtype.status();
       if (!item.ok()) {
         Drop(*incoming_);
         incoming_.reset();

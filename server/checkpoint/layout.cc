@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/check.h"
@@ -93,7 +94,8 @@ std::vector<Parameter> LayoutOf(const RunSpec& spec, const Routing& routing) {
       const GroupSpec& group = *groups.at(spec.parameters[i].group);
       parameter.momentum_form = group.momentum_sum_form ? "sum" : "ema";
       parameter.matrices = MatricesText(routed.matrices);
-      parameter.tensors = {{.name = "master"}, {.name = "momentum"}};
+      parameter.tensors = {{.name = "master"},
+                           {.name = "momentum", .dtype = group.momentum_dtype}};
     } else {
       parameter.tensors = {{.name = "exp_avg"}, {.name = "exp_avg_sq"}, {.name = "master"}};
     }
@@ -107,8 +109,15 @@ std::vector<Parameter> LayoutOf(const RunSpec& spec, const Routing& routing) {
 std::string Fingerprint(const std::vector<Parameter>& layout) {
   std::string text;
   for (const Parameter& parameter : layout) {
+    std::string momentum = parameter.momentum_form;
+    for (const StateTensor& tensor : parameter.tensors) {
+      // fp32 goes without saying.
+      if (tensor.name == "momentum" && tensor.dtype != Dtype::kF32) {
+        absl::StrAppend(&momentum, " ", std::string(kernels::DtypeName(tensor.dtype)));
+      }
+    }
     text += absl::StrFormat("%s|%s|%s|%s|%s|%s\n", parameter.name, DimsToString(parameter.shape),
-                            parameter.algorithm, parameter.momentum_form, parameter.matrices,
+                            parameter.algorithm, momentum, parameter.matrices,
                             absl::StrJoin(parameter.tied, ","));
   }
   return Hash(text);

@@ -23,7 +23,8 @@ std::string MatricesText(const std::vector<MatrixBlock>& matrices);
 std::vector<Parameter> LayoutOf(const RunSpec& spec, const Routing& routing);
 
 // XXH3-128 as 32 hex digits over one line per parameter, in name order:
-// name|shape|algorithm|momentum form|matrices|tied names, joined by commas.
+// name|shape|algorithm|momentum form|matrices|tied names, joined by commas. The form of a momentum
+// that is kept in bf16 is followed by " bf16".
 std::string Fingerprint(const std::vector<Parameter>& layout);
 
 // FAILED_PRECONDITION naming the first parameter that is missing, too many or other, with both

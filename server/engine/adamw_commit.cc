@@ -32,7 +32,9 @@ absl::Status AdamWCommit::Run(const std::vector<int>& states, CommitReport& repo
         {.gradient = state.gradient,
          .rule = AdamWRuleOf(*state.group, request_.adamw.at(state.group->name), state.t + 1,
                              request_.clip_coefficient),
-         .state = {.w = state.weight, .exp_avg = state.momentum, .exp_avg_sq = state.exp_avg_sq}});
+         .state = {.w = state.weight,
+                   .exp_avg = static_cast<float*>(state.momentum),
+                   .exp_avg_sq = state.exp_avg_sq}});
     if (request_.targets != nullptr) jobs.back().rounded = request_.targets->At(state, 0);
   }
   std::vector<kernels::AdamWScan> scans(jobs.size());

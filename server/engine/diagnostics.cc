@@ -7,8 +7,10 @@
 namespace muond {
 namespace {
 
-// Of an fp32 sum of squares whose elements were rounded once, with a margin.
-constexpr double kRelativeError = 1e-7;
+// Of a sum of squares whose elements were rounded once, with a margin.
+double RelativeError(kernels::Dtype dtype) {
+  return dtype == kernels::Dtype::kBF16 ? 0x1p16 * 1e-7 : 1e-7;
+}
 // A cosine that may be off by more than this is not worth a histogram's bucket.
 constexpr double kCosineErrorMax = 0.05;
 
@@ -68,7 +70,7 @@ std::optional<double> MomentumCosine(const MomentumSums& sums) {
   }
   const double left = sums.a * sums.a * sums.before;
   const double right = sums.b * sums.b * sums.gradient;
-  if (kRelativeError * (sums.after + left + right) > kCosineErrorMax * std::abs(scale)) {
+  if (RelativeError(sums.dtype) * (sums.after + left + right) > kCosineErrorMax * std::abs(scale)) {
     return std::nullopt;
   }
   return std::clamp((sums.after - left - right) / scale, -1.0, 1.0);

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/tensor.h"
+
 namespace muond {
 
 // A stretch of time in which a device worked on a step.
@@ -62,11 +64,11 @@ inline constexpr std::int64_t kStaleSteps = 100;
 struct MomentumSums {
   double a = 0, b = 0;
   double before = 0, gradient = 0, after = 0;  // |M|^2, |G|^2, |M'|^2
+  kernels::Dtype dtype = kernels::Dtype::kF32;  // that M' was rounded to
 };
 
 // Cosine of gradient and momentum before the update, from |M'|^2 = a^2 |M|^2 + 2ab <M, G> +
-// b^2 |G|^2. Empty where one of them is zero or not finite, or where fp32's rounding of M' could
-// hide it.
+// b^2 |G|^2. Empty where one of them is zero or not finite, or where rounding of M' could hide it.
 std::optional<double> MomentumCosine(const MomentumSums& sums);
 
 // RMS residual |O^T O - I|_F / sqrt(k), k = min(rows, cols), from |O|^2 and from the norms of

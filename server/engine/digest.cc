@@ -26,22 +26,23 @@ void AppendString(std::string& bytes, const std::string& text) {
 
 // Hashed block by block, so that parts of a tensor that was cut at block borders can be hashed
 // where they lie.
-kernels::Error HashTensor(kernels::Backend& backend, const float* tensor, std::int64_t elements,
-                          std::vector<std::uint64_t>& blocks) {
+kernels::Error HashTensor(kernels::Backend& backend, const ShardState::Tensor& tensor,
+                          std::int64_t elements, std::vector<std::uint64_t>& blocks) {
   // Several blocks per copy: what a device charges for one is worth megabytes.
   constexpr std::int64_t kBlock = kernels::kBlockElements;
   constexpr std::int64_t kPiece = 64 * kBlock;
-  std::vector<float> piece;
+  const auto width = static_cast<std::int64_t>(DtypeBytes(tensor.dtype));
+  std::vector<char> piece;
   for (std::int64_t at = 0; at < elements; at += kPiece) {
     const std::int64_t count = std::min(kPiece, elements - at);
-    const float* values = tensor + at;
+    const char* values = static_cast<const char*>(tensor.data) + at * width;
     if (!backend.host_memory()) {
-      piece.resize(count);
-      if (auto error = backend.Download(piece.data(), values, count * sizeof(float))) return error;
+      piece.resize(count * width);
+      if (auto error = backend.Download(piece.data(), values, count * width)) return error;
       values = piece.data();
     }
     for (std::int64_t i = 0; i < count; i += kBlock) {
-      blocks.push_back(XXH3_64bits(values + i, std::min(kBlock, count - i) * sizeof(float)));
+      blocks.push_back(XXH3_64bits(values + i * width, std::min(kBlock, count - i) * width));
     }
   }
   return {};
@@ -53,6 +54,8 @@ std::map<std::string, std::string> StateBytes(const RunSpec& spec,
   std::sort(shards.begin(), shards.end(), [](const ShardHashes& a, const ShardHashes& b) {
     return std::tie(a.parameter, a.first) < std::tie(b.parameter, b.first);
   });
+  std::map<std::string, Dtype> momentum_dtypes;  // by group
+  for (const GroupSpec& group : spec.groups) momentum_dtypes[group.name] = group.momentum_dtype;
   std::map<std::string, std::string> result;
   for (std::size_t i = 0; i < shards.size();) {
     const ParameterSpec& parameter = spec.parameters[shards[i].parameter];
@@ -63,7 +66,11 @@ std::map<std::string, std::string> StateBytes(const RunSpec& spec,
     for (std::int64_t dim : *parameter.shape) Append(bytes, &dim, sizeof(dim));
     AppendString(bytes, "f32");
     for (std::size_t tensor = 0; tensor < shards[i].tensors.size(); ++tensor) {
-      AppendString(bytes, shards[i].tensors[tensor].name);
+      const std::string& name = shards[i].tensors[tensor].name;
+      AppendString(bytes, name);
+      if (name == "momentum" && momentum_dtypes.at(parameter.group) == Dtype::kBF16) {
+        AppendString(bytes, "bf16");
+      }
       for (std::size_t shard = i; shard < end; ++shard) {
         const auto& blocks = shards[shard].tensors[tensor].blocks;
         Append(bytes, blocks.data(), blocks.size() * sizeof(blocks[0]));
@@ -99,11 +106,11 @@ absl::StatusOr<std::vector<ShardHashes>> Engine::HashShards() const {
   std::vector<ShardHashes> result;
   for (const ShardState& state : states_) {
     ShardHashes hashes{.parameter = state.parameter, .first = state.first, .t = state.t};
-    std::vector<std::pair<const char*, const float*>> tensors = {
-        {"master", state.weight}, {state.muon() ? "momentum" : "exp_avg", state.momentum}};
-    if (!state.muon()) tensors.emplace_back("exp_avg_sq", state.exp_avg_sq);
-    for (const auto& [name, tensor] : tensors) {
-      hashes.tensors.push_back({name, {}});
+    std::vector<ShardState::Tensor> tensors = state.Tensors();
+    // A digest begins with the master weights.
+    if (!state.muon()) std::rotate(tensors.begin(), tensors.end() - 1, tensors.end());
+    for (const ShardState::Tensor& tensor : tensors) {
+      hashes.tensors.push_back({tensor.name, {}});
       if (auto error = HashTensor(backend_, tensor, state.elements, hashes.tensors.back().blocks)) {
         return absl::InternalError(
             absl::StrFormat("parameter \"%s\": digest: %s", state.spec->name, error.message()));

@@ -27,7 +27,8 @@ struct ShardHashes {
 };
 
 // Of the parameters that `shards` (any order) have anything of, by name: name, shape, dtype, the
-// hashes of all blocks of every state tensor, and t.
+// hashes of all blocks of every state tensor, "bf16" before those of a momentum that is kept so,
+// and t.
 std::map<std::string, std::string> ParameterDigests(const RunSpec& spec,
                                                     std::vector<ShardHashes> shards);
 

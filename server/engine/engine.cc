@@ -41,11 +41,10 @@ double UpdateElementMax(const ShardState& state) {
 
 // What a run takes of a backend's memory, in bytes.
 struct MemoryNeed {
-  std::size_t weights = 0, second_moments = 0, gradients = 0, scratch = 0, results = 0;
+  std::size_t weights = 0, momenta = 0, second_moments = 0, gradients = 0, scratch = 0, results = 0;
   std::size_t in_calls = 0;  // scratch that the backend takes by itself
-  std::size_t Total() const {
-    return 2 * weights + second_moments + gradients + scratch + results + in_calls;
-  }
+  std::size_t State() const { return weights + momenta + second_moments; }
+  std::size_t Total() const { return State() + gradients + scratch + results + in_calls; }
 };
 
 absl::Status OutOfMemory(const RunSpec& spec, const kernels::Backend& backend,
@@ -53,8 +52,8 @@ absl::Status OutOfMemory(const RunSpec& spec, const kernels::Backend& backend,
   return absl::ResourceExhaustedError(absl::StrFormat(
       "run \"%s\": needs %d bytes of memory on backend \"%s\" (%d of state, %d of gradients, %d of "
       "scratch), which has %s",
-      spec.name, need.Total(), std::string(backend.name()), 2 * need.weights + need.second_moments,
-      need.gradients, need.scratch + need.results + need.in_calls,
+      spec.name, need.Total(), std::string(backend.name()), need.State(), need.gradients,
+      need.scratch + need.results + need.in_calls,
       free > 0 ? absl::StrFormat("%d free", free) : "too little"));
 }
 
@@ -138,10 +137,11 @@ absl::Status Engine::AllocateStates() {
   for (const ShardState& state : states_) {
     const std::size_t bytes = Padded(state.elements) * sizeof(float);
     need.weights += bytes;
+    need.momenta += Padded(state.elements) * DtypeBytes(state.momentum_dtype());
     if (!state.muon()) need.second_moments += bytes;
     if (device) need.gradients += bytes;
     state_bytes_ +=
-        static_cast<std::int64_t>(sizeof(float)) * state.elements * (state.muon() ? 2 : 3);
+        StateBytesPerElement(state.routed->algorithm, *state.group) * state.elements;
   }
   need.in_calls = MuonCommit::NewtonSchulzBytes(states_, backend_);
   need.scratch = std::max(MuonCommit::ScratchBytes(states_, backend_, overlap_),
@@ -151,7 +151,7 @@ absl::Status Engine::AllocateStates() {
   const std::size_t free = device ? backend_.FreeBytes() : 0;
   if (free > 0 && need.Total() > free) return OutOfMemory(spec_, backend_, need, free);
   weights_ = Buffer(backend_, need.weights);
-  momenta_ = Buffer(backend_, need.weights);
+  momenta_ = Buffer(backend_, need.momenta);
   second_moments_ = Buffer(backend_, need.second_moments);
   gradients_ = Buffer(backend_, need.gradients);
   scratch_ = Buffer(backend_, need.scratch);
@@ -163,10 +163,12 @@ absl::Status Engine::AllocateStates() {
   }
   scratch_bytes_ = static_cast<std::int64_t>(need.gradients + need.scratch + need.results);
   std::size_t at = 0, second_at = 0;
+  char* momentum = static_cast<char*>(momenta_.data());
   char* o = static_cast<char*>(results_.data());
   for (ShardState& state : states_) {
     state.weight = weights_.floats() + at;
-    state.momentum = momenta_.floats() + at;
+    state.momentum = momentum;
+    momentum += Padded(state.elements) * DtypeBytes(state.momentum_dtype());
     if (device) state.gradient_memory = gradients_.floats() + at;
     at += Padded(state.elements);
     if (state.muon() && overlap_) {
@@ -284,9 +286,12 @@ void Engine::CountStale(const CommitRequest& request, CommitDiagnostics& diagnos
 
 // What the fault point asks for: a momentum that is damaged, and known to be.
 absl::Status Engine::PoisonMomentum(ShardState& state) {
+  const Dtype dtype = state.momentum_dtype();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  kernels::Error error = backend_.Upload(state.momentum, &nan, sizeof(nan));
-  const kernels::StateView view{state.momentum, static_cast<std::size_t>(state.elements)};
+  const std::uint16_t bf16_nan = kernels::FloatToBF16(nan);
+  const void* bits = dtype == Dtype::kF32 ? static_cast<const void*>(&nan) : &bf16_nan;
+  kernels::Error error = backend_.Upload(state.momentum, bits, DtypeBytes(dtype));
+  const kernels::StateView view{state.momentum, static_cast<std::size_t>(state.elements), dtype};
   if (!error) error = backend_.ScanState({&view, 1}, {&state.momentum_scan, 1});
   return error ? absl::InternalError(error.message()) : absl::OkStatus();
 }

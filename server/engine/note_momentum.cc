@@ -8,7 +8,8 @@ void NoteMomentum(const ShardState& state, double a, double b, double after,
                                       .b = b,
                                       .before = state.momentum_scan.sum_squares,
                                       .gradient = state.gradient_sum_squares,
-                                      .after = after});
+                                      .after = after,
+                                      .dtype = state.momentum_dtype()});
   if (cosine) report.diagnostics.groups[state.group->name].cosines.push_back(*cosine);
 }
 

@@ -124,7 +124,8 @@ kernels::MomentumRule MomentumRuleOf(const GroupSpec& group, const Hyperparamete
       .form = group.momentum_sum_form ? kernels::MomentumForm::kSum : kernels::MomentumForm::kEma,
       .beta = now.momentum,
       .nesterov = group.nesterov,
-      .gradient_scale = gradient_scale};
+      .gradient_scale = gradient_scale,
+      .m_dtype = group.momentum_dtype};
 }
 
 double DecayFactor(const GroupSpec& group, const Hyperparameters& now) {

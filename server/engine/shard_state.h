@@ -27,9 +27,10 @@ struct ShardState {
   std::int64_t t = 0;                 // applied steps of this parameter
   std::int64_t idle_steps = 0;        // applied steps since its last gradient that was not zero
 
-  // In the backend's memory, each `elements` fp32 values, row-major; the engine owns it.
+  // In the backend's memory, each `elements` values, row-major, fp32 but for a Muon group's momentum
+  // that is kept in bf16; the engine owns it.
   float* weight = nullptr;      // master weights
-  float* momentum = nullptr;    // Muon's M, AdamW's exp_avg
+  void* momentum = nullptr;     // Muon's M, AdamW's exp_avg, in momentum_dtype()
   float* exp_avg_sq = nullptr;  // AdamW only
 
   const kernels::NewtonSchulzRule* newton_schulz = nullptr;  // its group's; Muon only
@@ -64,6 +65,14 @@ struct ShardState {
   std::vector<kernels::NewtonSchulzResult> results;  // by matrix
 
   bool muon() const { return routed->algorithm == Algorithm::kMuon; }
+  Dtype momentum_dtype() const { return muon() ? group->momentum_dtype : Dtype::kF32; }
+  // The state tensors by name: "master" and "momentum", or "exp_avg", "exp_avg_sq" and "master".
+  struct Tensor {
+    const char* name;
+    void* data;
+    Dtype dtype;
+  };
+  std::vector<Tensor> Tensors() const;
   StateMaxima Maxima() const {
     return {weight_scan.max_abs, momentum_scan.max_abs, exp_avg_sq_scan.max_abs};
   }

@@ -15,19 +15,26 @@ double WeightOfGradient(const kernels::MomentumRule& rule) {
   return rule.form == kernels::MomentumForm::kSum ? 1.0 : 1.0 - rule.beta;
 }
 
+// What rounding can make of a bound on |M|. A bf16 M that fits so is finite: half of its last place
+// below the largest finite one is what the factor leaves.
+double Kept(double bound, const kernels::MomentumRule& rule) {
+  return rule.m_dtype == kernels::Dtype::kBF16 ? bound * (1 + 0x1p-8) : bound;
+}
+
 }  // namespace
 
 double MuonInputBound(const StateMaxima& now, double gradient_max,
                       const kernels::MomentumRule& rule) {
   const double gradient = WeightOfGradient(rule) * gradient_max * std::abs(rule.gradient_scale);
-  const double momentum = rule.beta * now.momentum + gradient;
+  const double momentum = Kept(rule.beta * now.momentum + gradient, rule);
   return rule.nesterov ? rule.beta * momentum + gradient : momentum;
 }
 
 bool MuonStateCouldOverflow(const StateMaxima& now, double gradient_max,
                             const kernels::MomentumRule& rule, double decay, double update_max) {
   const bool sum = rule.form == kernels::MomentumForm::kSum;
-  const double momentum = rule.beta * now.momentum + WeightOfGradient(rule) * gradient_max;
+  const double momentum =
+      Kept(rule.beta * now.momentum + WeightOfGradient(rule) * gradient_max, rule);
   // U feeds Newton-Schulz: not state, but an infinite one would leave no update to apply.
   const double u = MuonInputBound(now, gradient_max, rule);
   // The ema form is computed as M + (1 - beta)(G - M): the difference must fit as well.

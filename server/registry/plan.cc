@@ -54,8 +54,8 @@ class Planner {
     MUOND_ASSIGN_OR_RETURN(const std::int64_t owners, CountOwners(options_));
     draft_.owners.resize(static_cast<std::size_t>(owners));
     ListOwners();
-    MUOND_RETURN_IF_ERROR(CountBytes());
     for (const GroupSpec& group : run_.groups) groups_.emplace(group.name, &group);
+    MUOND_RETURN_IF_ERROR(CountBytes());
     // What was added later finds the rest in its place.
     int begin = 0;
     for (const std::int64_t border : run_.additions) {
@@ -100,7 +100,7 @@ class Planner {
       const std::int64_t pushes = spec.replicated ? run_.world_size : 1;
       ElementBytes& bytes = draft_.bytes[routed.state];
       if (holder) {
-        bytes.state += routed.algorithm == Algorithm::kMuon ? 4 + 4 : 4 + 4 + 4;
+        bytes.state += StateBytesPerElement(routed.algorithm, *groups_.at(spec.group));
         bytes.out += width;
         total += static_cast<double>(routed.elements) * (12 + 2 * width);
       }
@@ -211,6 +211,7 @@ class Planner {
       load.flops = static_cast<double>(use.flops);
       load.matrices = use.matrices;
       load.elements = use.elements;
+      load.matrix_elements = use.matrix_elements;
       load.state_bytes = use.state_bytes;
       load.staging_bytes = use.staging_bytes;
       load.scratch_bytes = use.ScratchBytes(options_);

@@ -58,7 +58,8 @@ struct OwnerLoad {
   std::int64_t parameters = 0;  // states of which it holds anything
   std::int64_t matrices = 0;
   std::int64_t elements = 0;
-  std::int64_t state_bytes = 0;    // fp32: weights and momentum, or weights and two moments
+  std::int64_t matrix_elements = 0;  // of these, Muon's
+  std::int64_t state_bytes = 0;      // weights and momentum, or weights and two moments
   std::int64_t staging_bytes = 0;  // one copy of the gradients, each in its dtype; fp32 on a GPU
   std::int64_t scratch_bytes = 0;  // estimate, see docs/planning.md
   std::int64_t bytes_in = 0;       // gradients of a step; a replicated one comes from every rank

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -139,6 +140,8 @@ std::int64_t Registry::ElementsHere(int parameter) const {
 
 // Master weights and moments, each tie once, and one staged gradient of every name.
 void Registry::CountBytes() {
+  std::map<std::string, const GroupSpec*> groups;
+  for (const GroupSpec& group : spec_.groups) groups[group.name] = &group;
   std::int64_t gradients = 0;
   for (int i = 0; i < static_cast<int>(spec_.parameters.size()); ++i) {
     const RoutedParameter& routed = routing_.parameters[i];
@@ -146,7 +149,8 @@ void Registry::CountBytes() {
     const auto per_element = static_cast<std::int64_t>(DtypeBytes(spec_.parameters[i].dtype));
     gradients = SaturatingAdd(gradients, SaturatingMultiply(elements, per_element));
     if (routed.state != i) continue;
-    const std::int64_t state = routed.algorithm == Algorithm::kMuon ? 4 + 4 : 4 + 4 + 4;
+    const std::int64_t state =
+        StateBytesPerElement(routed.algorithm, *groups.at(spec_.parameters[i].group));
     state_bytes_ = SaturatingAdd(state_bytes_, SaturatingMultiply(elements, state));
   }
   run_bytes_ = SaturatingAdd(state_bytes_, gradients);

@@ -43,4 +43,8 @@ struct Routing {
 // A parameter without elements goes to AdamW and trips none of the refusals about Muon.
 absl::StatusOr<Routing> RouteParameters(const RunSpec& run);
 
+// Bytes of optimizer state of one element: fp32 master weights and Muon's momentum, in the dtype
+// that the group keeps it in, or AdamW's two fp32 moments.
+std::int64_t StateBytesPerElement(Algorithm algorithm, const GroupSpec& group);
+
 }  // namespace muond

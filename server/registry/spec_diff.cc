@@ -144,6 +144,7 @@ void DiffGroup(const std::string& at, const GroupSpec& run, const GroupSpec& sen
   DiffHyperparameters(at + ": adamw", run.adamw, sent.adamw, differ);
   differ->Field(at + ": nesterov", run.nesterov, sent.nesterov);
   differ->Field(at + ": momentum_sum_form", run.momentum_sum_form, sent.momentum_sum_form);
+  differ->Field(at + ": momentum_dtype", run.momentum_dtype, sent.momentum_dtype);
   differ->Field(at + ": coefficients", run.coefficients, sent.coefficients);
   differ->Field(at + ": custom_steps", run.custom_steps, sent.custom_steps);
   differ->Field(at + ": ns_steps", run.ns_steps, sent.ns_steps);

@@ -24,13 +24,13 @@ std::vector<MachineRates> Machines() {
            .peer_ms = 0.1}};
 }
 
-// An owner's state is 8 bytes an element with Muon, 12 with AdamW, each read and written once.
+// An owner's state is 8 bytes an element with Muon (6 where momentum is bf16), 12 with AdamW, each
+// read and written once.
 // Gradients are read twice: by the scan before the verdict and by the update after it. Muon's
 // update also writes U and reads O.
 double PassBytes(const OwnerLoad& load, std::int64_t iterate_bytes) {
-  const double elements = static_cast<double>(load.elements);
   const double state = static_cast<double>(load.state_bytes);
-  const double muon_elements = (12 * elements - state) / 4;
+  const double muon_elements = static_cast<double>(load.matrix_elements);
   return 2 * static_cast<double>(load.bytes_in) + static_cast<double>(load.bytes_out) + 2 * state +
          2 * static_cast<double>(iterate_bytes) * muon_elements;
 }

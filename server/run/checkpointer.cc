@@ -42,7 +42,7 @@ std::vector<checkpoint::ShardView> ViewsOf(const RunSpec& spec, const StateCopie
       checkpoint::ShardView view{parameter.name, *parameter.shape, shard.first,
                                  shard.elements, shard.t,          {}};
       for (const StateCopy::Tensor& tensor : shard.tensors) {
-        view.tensors.push_back({tensor.name, Dtype::kF32, tensor.data});
+        view.tensors.push_back({tensor.name, tensor.dtype, tensor.data});
       }
       views.push_back(std::move(view));
     }

@@ -36,7 +36,7 @@ std::vector<checkpoint::ShardSink> SinksOf(const RunSpec& spec, const StateCopie
       checkpoint::ShardSink sink{
           spec.parameters[shard.parameter].name, shard.first, shard.elements, {}};
       for (const StateCopy::Tensor& tensor : shard.tensors) {
-        sink.tensors.push_back({tensor.name, Dtype::kF32, tensor.data});
+        sink.tensors.push_back({tensor.name, tensor.dtype, tensor.data});
       }
       sinks.push_back(std::move(sink));
     }

@@ -306,9 +306,8 @@ absl::StatusOr<v1::BuddyRecoverReply> Run::StageFromBuddy(std::int64_t version,
   v1::BuddyRecoverReply reply;
   std::int64_t bytes = 0, item = 0;
   for (const TensorRef& ref : tensors) {
-    const auto size = ref.head.elements() * static_cast<std::int64_t>(sizeof(float));
-    MUOND_RETURN_IF_ERROR(ReadItem(item++, reinterpret_cast<char*>(ref.data), size));
-    bytes += size;
+    MUOND_RETURN_IF_ERROR(ReadItem(item++, reinterpret_cast<char*>(ref.data), ref.bytes));
+    bytes += ref.bytes;
   }
   MUOND_ASSIGN_OR_RETURN(staged.replay, ReadSteps(index, bytes));
   staged.control = ControlOf(FromProto(index.control()), 0, version);

@@ -2,6 +2,8 @@
 #include "server/run/run_create.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -126,15 +128,22 @@ Run::~Run() {
 
 // Adds what the run holds from opening to end to the daemon's memory, or takes it off (-1).
 void Run::CountMemory(int sign) {
-  std::int64_t weights = 0;
+  std::map<std::string, const GroupSpec*> groups;
+  for (const GroupSpec& group : spec().groups) groups[group.name] = &group;
+  std::int64_t weights = 0, momenta = 0;
   for (std::size_t i = 0; i < routing().parameters.size(); ++i) {
     const RoutedParameter& routed = routing().parameters[i];
     if (routed.state != static_cast<int>(i)) continue;
-    weights += registry().ElementsHere(static_cast<int>(i)) * sizeof(float);
+    const std::int64_t elements = registry().ElementsHere(static_cast<int>(i));
+    const bool muon = routed.algorithm == Algorithm::kMuon;
+    const Dtype dtype =
+        muon ? groups.at(spec().parameters[i].group)->momentum_dtype : Dtype::kF32;
+    weights += elements * static_cast<std::int64_t>(sizeof(float));
+    momenta += elements * static_cast<std::int64_t>(DtypeBytes(dtype));
   }
-  const std::int64_t second_moments = engines_->state_bytes() - 2 * weights;
+  const std::int64_t second_moments = engines_->state_bytes() - weights - momenta;
   context_.metrics->AddMemory(MemoryKind::kMaster, sign * weights);
-  context_.metrics->AddMemory(MemoryKind::kMomentum, sign * weights);
+  context_.metrics->AddMemory(MemoryKind::kMomentum, sign * momenta);
   context_.metrics->AddMemory(MemoryKind::kSecondMoment, sign * second_moments);
   if (sign > 0) {
     CountWorkspace();

@@ -126,16 +126,21 @@ Outcome RunAllPasses(const cpu::Passes& passes, const std::vector<std::uint16_t>
   std::vector<float> w = Gaussian(n, 1), m = Gaussian(n, 2), u(n), acc = Gaussian(n, 4);
   std::vector<float> v(n, 0.25f);
   const cpu::GradientBlock block{gradient.data(), dtype, 0.5f, 0.75, n};
-  cpu::BlockStats stats[9] = {};
-  passes.scan_gradient(block, &stats[0]);
-  passes.scan_state(w.data(), n, &stats[1]);
+  cpu::BlockStats stats[11] = {};
+  passes.scan(block, &stats[0]);
+  passes.scan({w.data(), Dtype::kF32, 1.0f, 1.0, n}, &stats[1]);
   passes.accumulate(acc.data(), gradient.data(), dtype, n, false);
   int i = 2;
   for (const auto& [ema, nesterov] : {std::pair{true, true}, {true, false}, {false, true}}) {
     passes.momentum(block, {ema, nesterov, 0.95, 0.5}, m.data(), true, u.data(), &stats[i++]);
   }
   Outcome outcome;
-  outcome.halves.resize(2 * n);
+  outcome.halves.resize(3 * n);
+  void* const half_m = outcome.halves.data() + 2 * n;
+  passes.round(half_m, Dtype::kBF16, m.data(), n);
+  passes.momentum(block, {true, true, 0.95, 0.5, Dtype::kBF16}, half_m, true, acc.data(),
+                  &stats[9]);
+  passes.scan({half_m, Dtype::kBF16, 1.0f, 1.0, n}, &stats[10]);
   passes.apply(w.data(), u.data(), n, 0.9, 0.1, {outcome.halves.data(), Dtype::kBF16}, &stats[5]);
   passes.adamw(block, {0.9, 0.999, 1e-8, 0.99, 0.01, 31.6}, w.data(), m.data(), v.data(),
                {outcome.halves.data() + n, Dtype::kF16}, &stats[6]);

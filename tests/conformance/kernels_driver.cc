@@ -96,8 +96,8 @@ GradientScan ScanOne(Backend& backend, const GradientView& gradient) {
   return scan;
 }
 
-StateScan ScanStateOne(Backend& backend, const float* data, std::size_t elements) {
-  const StateView view{data, elements};
+StateScan ScanStateOne(Backend& backend, const void* data, std::size_t elements, Dtype dtype) {
+  const StateView view{data, elements, dtype};
   StateScan scan;
   Check(backend.ScanState({&view, 1}, {&scan, 1}));
   return scan;

@@ -133,7 +133,8 @@ void Check(const Error& error);
 
 // One job alone in its batch.
 GradientScan ScanOne(Backend& backend, const GradientView& gradient);
-StateScan ScanStateOne(Backend& backend, const float* data, std::size_t elements);
+StateScan ScanStateOne(Backend& backend, const void* data, std::size_t elements,
+                       Dtype dtype = Dtype::kF32);
 StateScan MomentumOne(Backend& backend, const MomentumJob& job);
 StateScan ApplyOne(Backend& backend, const ApplyJob& job);
 AdamWScan AdamWOne(Backend& backend, const AdamWJob& job);
