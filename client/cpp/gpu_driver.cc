@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/gpu.h"
 #include "proto/check.h"
+#include "proto/mutex.h"
 
 namespace muond::client {
 namespace {
@@ -154,7 +154,7 @@ class MachineDriver final : public GpuDriver {
  private:
   // The device's primary context, which stays for as long as the process uses it.
   absl::StatusOr<Context> ContextOf(int device) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = contexts_.find(device); found != contexts_.end()) return found->second;
     Device handle = 0;
     Context context = nullptr;
@@ -186,8 +186,8 @@ class MachineDriver final : public GpuDriver {
   }
 
   const Functions f_;
-  std::mutex mutex_;
-  std::map<int, Context> contexts_;
+  Mutex mutex_;
+  std::map<int, Context> contexts_ MUOND_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<std::shared_ptr<GpuDriver>> Load() {

@@ -7,10 +7,8 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -24,6 +22,7 @@
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "nccl/link.h"
 #include "nccl/transfer_plan.h"
+#include "proto/mutex.h"
 
 namespace muond::nccl {
 struct Library;
@@ -59,10 +58,10 @@ class PairWaiting {
 
  private:
   void End(const absl::Status& status);
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int left_ = 0;
-  absl::Status status_;
+  Mutex mutex_;
+  CondVar changed_;
+  int left_ MUOND_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ MUOND_GUARDED_BY(mutex_);
 };
 
 struct PairRequest {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "nlohmann/json.hpp"
+#include "proto/mutex.h"
 #include "proto/steady_time.h"
 #include "server/daemon/log_filter.h"
 #include "spdlog/pattern_formatter.h"
@@ -38,10 +39,10 @@ class JsonMessage final : public spdlog::custom_flag_formatter {
 };
 
 // Filters, counts, and passes on to stderr.
-class LimitedSink final : public spdlog::sinks::base_sink<std::mutex> {
+class LimitedSink final : public spdlog::sinks::base_sink<Mutex> {
  public:
   void SetListener(std::function<void(std::string_view)> listener) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     listener_ = std::move(listener);
   }
 
@@ -63,6 +64,7 @@ class LimitedSink final : public spdlog::sinks::base_sink<std::mutex> {
   }
 
  private:
+  // By mutex_, which is spdlog's: it holds it for the methods above.
   LogFilter filter_;
   std::function<void(std::string_view)> listener_;
   spdlog::sinks::stderr_sink_mt stderr_;

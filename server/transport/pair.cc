@@ -95,7 +95,7 @@ std::string Pair::object() const {
 void Pair::Connect(const nccl::UniqueId& id, absl::Time deadline, Done ready) {
   auto link = worker_->Connect(id, 0, deadline, [](const absl::Status&) {});
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     link_ = link;
   }
   const ArenaWindow& in = layout_.windows.front();
@@ -115,7 +115,7 @@ void Pair::Revoke(const absl::Status& why) {
   Done hears;
   absl::Status said;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!revoked_.ok()) return;
     revoked_ = said = absl::Status(why.code(), absl::StrFormat("%s: %s", object(), why.message()));
     link = std::move(link_);
@@ -129,7 +129,7 @@ void Pair::Revoke(const absl::Status& why) {
 void Pair::OnRevoked(Done done) {
   absl::Status already;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     already = revoked_;
     if (already.ok()) on_revoked_ = done;
   }
@@ -137,7 +137,7 @@ void Pair::OnRevoked(Done done) {
 }
 
 absl::Status Pair::status() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!revoked_.ok()) return revoked_;
   if (link_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrFormat("%s: it is not connected", object()));
@@ -191,7 +191,6 @@ std::vector<nccl::Exchange> Pair::Groups(const std::vector<nccl::Region>& region
   return groups;
 }
 
-// The mutex is held: two threads that bring two fills must not mix their groups.
 absl::Status Pair::PostAll(std::vector<nccl::Exchange> groups) {
   if (!revoked_.ok()) return revoked_;
   for (nccl::Exchange& group : groups) MUOND_RETURN_IF_ERROR(link_->Post(std::move(group)));
@@ -205,9 +204,11 @@ absl::Status Pair::Receive(std::int64_t window, std::int64_t sequence,
   std::vector<nccl::Exchange> groups = Groups(regions, true, deadline, done);
   const bool empty = groups.empty();
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()),
-                      [&] { return sequence <= next_ || !revoked_.ok(); });
+                      [&]() MUOND_REQUIRES(mutex_) {
+                        return sequence <= next_ || !revoked_.ok();
+                      });
     if (revoked_.ok() && sequence != next_) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "%s: window %d: expected fill %d, got %d", object(), window, next_, sequence));
@@ -226,7 +227,7 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
   // NCCL's thread must not be the one that ends a pair, and with it perhaps the thread.
   const auto ended = [weak = weak_from_this(), done](const absl::Status& status) {
     if (const auto self = weak.lock()) {
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       self->sending_ = false;
       self->changed_.notify_all();
     }
@@ -237,7 +238,7 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
     done(absl::OkStatus());
     return absl::OkStatus();
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (sending_) {
     return absl::UnavailableError(
         absl::StrFormat("%s: what was sent before has not arrived yet", object()));
@@ -248,9 +249,9 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
 }
 
 absl::Status Pair::AwaitSent(absl::Time deadline) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()),
-                        [this] { return !sending_ || !revoked_.ok(); })) {
+                        [this]() MUOND_REQUIRES(mutex_) { return !sending_ || !revoked_.ok(); })) {
     return revoked_;
   }
   return absl::UnavailableError(

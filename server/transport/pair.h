@@ -10,12 +10,10 @@
 // Thread-safe.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +23,7 @@
 #include "absl/time/time.h"
 #include "nccl/link.h"
 #include "nccl/transfer_plan.h"
+#include "proto/mutex.h"
 #include "server/transport/arena.h"
 
 namespace muond {
@@ -95,7 +94,8 @@ class Pair : public std::enable_shared_from_this<Pair> {
   // One group of transfers behind the other; `done` is the last one's.
   std::vector<nccl::Exchange> Groups(const std::vector<nccl::Region>& regions, bool to_daemon,
                                      absl::Time deadline, const Done& done) const;
-  absl::Status PostAll(std::vector<nccl::Exchange> groups);
+  // The lock is held all along: two threads that bring two fills must not mix their groups.
+  absl::Status PostAll(std::vector<nccl::Exchange> groups) MUOND_REQUIRES(mutex_);
 
   const ArenaOwner owner_;
   const ArenaLayout layout_;
@@ -103,13 +103,13 @@ class Pair : public std::enable_shared_from_this<Pair> {
   const std::string handle_;
   const std::shared_ptr<Windows> windows_;
 
-  mutable std::mutex mutex_;  // of what follows
-  std::shared_ptr<nccl::Link> link_;
-  absl::Status revoked_;
-  std::int64_t next_ = 1;  // fill that is received next
-  bool sending_ = false;
-  Done on_revoked_;
-  std::condition_variable changed_;  // next_, sending_, revoked_
+  mutable Mutex mutex_;
+  std::shared_ptr<nccl::Link> link_ MUOND_GUARDED_BY(mutex_);
+  absl::Status revoked_ MUOND_GUARDED_BY(mutex_);
+  std::int64_t next_ MUOND_GUARDED_BY(mutex_) = 1;  // fill that is received next
+  bool sending_ MUOND_GUARDED_BY(mutex_) = false;
+  Done on_revoked_ MUOND_GUARDED_BY(mutex_);
+  CondVar changed_;  // next_, sending_, revoked_
 };
 
 }  // namespace muond
