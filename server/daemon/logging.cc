@@ -1,10 +1,10 @@
 #include "server/daemon/logging.h"
 
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "nlohmann/json.hpp"
-#include "proto/mutex.h"
 #include "proto/steady_time.h"
 #include "server/daemon/log_filter.h"
 #include "spdlog/pattern_formatter.h"
@@ -39,10 +39,10 @@ class JsonMessage final : public spdlog::custom_flag_formatter {
 };
 
 // Filters, counts, and passes on to stderr.
-class LimitedSink final : public spdlog::sinks::base_sink<Mutex> {
+class LimitedSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void SetListener(std::function<void(std::string_view)> listener) {
-    MutexLock lock(mutex_);
+    std::lock_guard lock(mutex_);
     listener_ = std::move(listener);
   }
 

@@ -172,7 +172,11 @@ void Run::OnPeerAnswer(int daemon, const PeerPosition& position,
   MutexLock lock(mutex_);
   if (machine_ == nullptr || machine_->version() == 0) return;
   const bool empty = position.state == v1::RUN_STATE_OPENING && position.next_step == 0;
-  if (empty || position.state == v1::RUN_STATE_NEEDS_RESTORE) {
+  // One that is below this generation is yet to be told of it: what it had lost is what this
+  // generation brought back.
+  const bool lost = position.state == v1::RUN_STATE_NEEDS_RESTORE &&
+                    position.generation >= machine_->generation();
+  if (empty || lost) {
     LoseState(absl::StrFormat("daemon \"%s\" has lost its state",
                               context_.peers->daemons()[daemon]));
   }

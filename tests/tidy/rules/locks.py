@@ -14,6 +14,7 @@ _WORDS = re.compile(r"Mutex \w+;\s*// .*\bof what follows|;\s*// (?:guarded by|u
 # path -> why it has them.
 MAY = {
     "proto/mutex.h": "what the others have in their place",
+    "server/daemon/logging.cc": "spdlog's, which is compiled for std::mutex",
     "tests/tsan/planted_race.cc": "whether ThreadSanitizer knows abseil's",
 }
 
