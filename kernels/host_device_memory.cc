@@ -4,19 +4,19 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "kernels/device_memory.h"
+#include "proto/mutex.h"
 
 namespace muond::kernels {
 namespace {
 
 // Blocks of this process by their handles.
 struct Blocks {
-  std::mutex mutex;
-  std::map<std::string, void*> by_handle;
-  std::uint64_t made = 0;
+  Mutex mutex;
+  std::map<std::string, void*> by_handle MUOND_GUARDED_BY(mutex);
+  std::uint64_t made MUOND_GUARDED_BY(mutex) = 0;
 };
 
 Blocks& AllBlocks() {
@@ -50,7 +50,7 @@ class HostDeviceMemory final : public DeviceMemory {
     if (data == nullptr) return Error("no memory for " + std::to_string(bytes) + " bytes");
     std::memset(data, 0, bytes);
     Blocks& blocks = AllBlocks();
-    std::lock_guard lock(blocks.mutex);
+    MutexLock lock(blocks.mutex);
     char name[kSharedHandleBytes] = {};
     std::snprintf(name, sizeof(name), "host block %llu of this process",
                   static_cast<unsigned long long>(++blocks.made));
@@ -61,7 +61,7 @@ class HostDeviceMemory final : public DeviceMemory {
   void FreeShared(void* data) override {
     Blocks& blocks = AllBlocks();
     {
-      std::lock_guard lock(blocks.mutex);
+      MutexLock lock(blocks.mutex);
       std::erase_if(blocks.by_handle, [&](const auto& entry) { return entry.second == data; });
     }
     std::free(data);
@@ -104,7 +104,7 @@ std::unique_ptr<DeviceMemory> MakeHostDeviceMemory(std::string uuid) {
 
 void* OpenHostBlock(const std::string& handle) {
   Blocks& blocks = AllBlocks();
-  std::lock_guard lock(blocks.mutex);
+  MutexLock lock(blocks.mutex);
   const auto found = blocks.by_handle.find(handle);
   return found == blocks.by_handle.end() ? nullptr : found->second;
 }

@@ -27,12 +27,11 @@ namespace {
 thread_local bool in_group = false;
 thread_local std::vector<std::pair<FakeStream*, Op>> group;
 
-// The lock is held where State is a parameter.
-bool Silent(const State& state, const std::string& uuid) {
+bool Silent(const State& state, const std::string& uuid) MUOND_REQUIRES(state.mutex) {
   return !state.faults.silent.empty() && state.faults.silent == uuid;
 }
 
-Communicator* PeerOf(const State& state, const Communicator& comm) {
+Communicator* PeerOf(const State& state, const Communicator& comm) MUOND_REQUIRES(state.mutex) {
   for (Communicator* other : state.comms) {
     if (other->key == comm.key && other->rank != comm.rank) return other;
   }
@@ -40,7 +39,7 @@ Communicator* PeerOf(const State& state, const Communicator& comm) {
 }
 
 // The first op of that kind that is not done, of a communicator, among the works in front.
-Op* Front(State& state, const Communicator* comm, bool send) {
+Op* Front(State& state, const Communicator* comm, bool send) MUOND_REQUIRES(state.mutex) {
   for (FakeStream* stream : state.streams) {
     if (stream->queue.empty()) continue;
     for (Op& op : stream->queue.front().ops) {
@@ -50,7 +49,7 @@ Op* Front(State& state, const Communicator* comm, bool send) {
   return nullptr;
 }
 
-bool Match(State& state, Op& op) {
+bool Match(State& state, Op& op) MUOND_REQUIRES(state.mutex) {
   if (op.done || op.comm->aborted || Silent(state, op.comm->uuid)) return false;
   Communicator* const peer = PeerOf(state, *op.comm);
   if (peer == nullptr || peer->aborted || Silent(state, peer->uuid)) return false;
@@ -96,7 +95,7 @@ void Pump(State& state) {
 namespace {
 
 // Called at the start of each NCCL call about a communicator.
-void Used(State& state, Communicator* comm, const char* what) {
+void Used(State& state, Communicator* comm, const char* what) MUOND_REQUIRES(state.mutex) {
   if (state.comms.count(comm) == 0) return Violated(state, std::string(what) + ": none such");
   if (comm->thread != std::this_thread::get_id()) {
     Violated(state, absl::StrFormat("%s: on another thread than the communicator's", what));
@@ -111,7 +110,7 @@ Result GetVersion(int* version) {
 
 Result GetUniqueId(UniqueId* id) {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   std::memset(id->bytes, 0, sizeof(id->bytes));
   const std::string text = absl::StrFormat("fake-%d", ++state.ids);
   std::memcpy(id->bytes, text.data(), text.size());
@@ -120,7 +119,7 @@ Result GetUniqueId(UniqueId* id) {
 
 Result Init(Communicator** comm, int ranks, UniqueId id, int rank, Config* config) {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   if (config->blocking != 0) Violated(state, "a blocking communicator");
   if (ranks != 2 || rank < 0 || rank > 1) return Result::kInvalidArgument;
   auto* const made = new Communicator{.key = std::string(id.bytes, sizeof(id.bytes)),
@@ -136,7 +135,7 @@ Result Init(Communicator** comm, int ranks, UniqueId id, int rank, Config* confi
 
 Result GetAsyncError(Communicator* comm, Result* error) {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   Used(state, comm, "ncclCommGetAsyncError");
   Pump(state);
   *error = comm->error;
@@ -156,12 +155,14 @@ Result GetAsyncError(Communicator* comm, Result* error) {
 
 Result Abort(Communicator* comm) {
   State& state = The();
-  std::unique_lock lock(state.mutex);
+  MutexLock lock(state.mutex);
   if (comm->thread == std::this_thread::get_id()) {
     Violated(state, "ncclCommAbort: on the thread that must not block");
   }
   comm->aborted = true;
-  state.changed.wait_for(lock, std::chrono::seconds(20), [&] { return !state.faults.stuck_abort; });
+  state.changed.wait_for(lock, std::chrono::seconds(20), [&]() MUOND_REQUIRES(state.mutex) {
+    return !state.faults.stuck_abort;
+  });
   for (FakeStream* stream : state.streams) {
     for (Work& work : stream->queue) {
       for (Op& op : work.ops) op.done = op.done || op.comm == comm;
@@ -179,7 +180,7 @@ const char* LastError(Communicator* comm) { return comm == nullptr ? "" : comm->
 
 Result GroupStart() {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   if (in_group) Violated(state, "ncclGroupStart: inside a group");
   in_group = true;
   return Result::kSuccess;
@@ -188,7 +189,7 @@ Result GroupStart() {
 Result Add(bool send, void* data, std::size_t count, int type, int peer, Communicator* comm,
            Stream stream) {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   Used(state, comm, send ? "ncclSend" : "ncclRecv");
   if (!in_group) Violated(state, "a send or receive outside of a group");
   if (count == 0) Violated(state, "a send or receive of nothing");
@@ -210,7 +211,7 @@ Result Recv(void* data, std::size_t count, int type, int peer, Communicator* com
 
 Result GroupEnd() {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   if (!in_group) Violated(state, "ncclGroupEnd: outside of a group");
   in_group = false;
   std::map<FakeStream*, Work> works;
@@ -240,14 +241,14 @@ const Library& TheLibrary() {
 
 void SetFaults(const Faults& faults) {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   state.faults = faults;
   state.changed.notify_all();
 }
 
 void Reset() {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   state.faults = {};
   state.violations.clear();
   state.counts.aborts = state.counts.sends = state.counts.bytes = 0;
@@ -256,13 +257,13 @@ void Reset() {
 
 Counts Count() {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   return state.counts;
 }
 
 std::vector<std::string> Violations() {
   State& state = The();
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   return state.violations;
 }
 

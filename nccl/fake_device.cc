@@ -19,7 +19,7 @@ class FakeDevice final : public Device {
   }
   absl::StatusOr<void*> Allocate(std::size_t bytes) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     void* const memory = ::operator new(bytes);
     std::memset(memory, 0xff, bytes);  // NaN in every type: what is not written must show
     state.memory[memory] = bytes;
@@ -28,7 +28,7 @@ class FakeDevice final : public Device {
   }
   void Free(void* memory) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     const auto found = state.memory.find(memory);
     if (found == state.memory.end()) return Violated(state, "memory that was not allocated");
     state.counts.device_bytes -= static_cast<std::int64_t>(found->second);
@@ -37,7 +37,7 @@ class FakeDevice final : public Device {
   }
   absl::StatusOr<Stream> NewStream() override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     ++state.counts.open_streams;
     auto* const stream = new FakeStream{.uuid = uuid_};
     state.streams.insert(stream);
@@ -45,7 +45,7 @@ class FakeDevice final : public Device {
   }
   void FreeStream(Stream stream) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     --state.counts.open_streams;
     state.streams.erase(static_cast<FakeStream*>(stream));
     delete static_cast<FakeStream*>(stream);
@@ -55,7 +55,7 @@ class FakeDevice final : public Device {
   absl::Status Order(Stream, Stream) override { return absl::OkStatus(); }
   absl::Status Copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     auto* const on = static_cast<FakeStream*>(stream);
     on->queue.push_back({.to = to, .from = from, .bytes = bytes});
     ++on->given;
@@ -73,7 +73,7 @@ class FakeDevice final : public Device {
   absl::Status Sum(std::span<const SumJob> jobs, std::span<std::uint64_t> sums,
                    Stream stream) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     Pump(state);
     const auto* const on = static_cast<FakeStream*>(stream);
     if (on != nullptr && on->done < on->given) Violated(state, "a sum before its stream is there");
@@ -82,21 +82,21 @@ class FakeDevice final : public Device {
   }
   absl::StatusOr<Event> Record(Stream stream) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     ++state.counts.open_events;
     auto* const on = static_cast<FakeStream*>(stream);
     return new FakeEvent{on, on->given};
   }
   absl::StatusOr<bool> Done(Event event) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     Pump(state);
     const auto* const at = static_cast<FakeEvent*>(event);
     return at->stream->done >= at->after;
   }
   void FreeEvent(Event event) override {
     State& state = The();
-    std::lock_guard lock(state.mutex);
+    MutexLock lock(state.mutex);
     --state.counts.open_events;
     delete static_cast<FakeEvent*>(event);
   }

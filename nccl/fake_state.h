@@ -1,11 +1,9 @@
 // What the fake's two halves share: communicators, streams and the faults of a test.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "nccl/fake.h"
+#include "proto/mutex.h"
 
 namespace muond::nccl {
 
@@ -57,15 +56,15 @@ struct FakeEvent {
 };
 
 struct State {
-  std::mutex mutex;
-  std::condition_variable changed;
-  Faults faults;
-  Counts counts;
-  std::vector<std::string> violations;
-  std::set<Communicator*> comms;
-  std::set<FakeStream*> streams;
-  std::uint64_t ids = 0;
-  std::map<void*, std::size_t> memory;
+  Mutex mutex;
+  CondVar changed;
+  Faults faults MUOND_GUARDED_BY(mutex);
+  Counts counts MUOND_GUARDED_BY(mutex);
+  std::vector<std::string> violations MUOND_GUARDED_BY(mutex);
+  std::set<Communicator*> comms MUOND_GUARDED_BY(mutex);
+  std::set<FakeStream*> streams MUOND_GUARDED_BY(mutex);
+  std::uint64_t ids MUOND_GUARDED_BY(mutex) = 0;
+  std::map<void*, std::size_t> memory MUOND_GUARDED_BY(mutex);
 };
 
 State& The();
@@ -73,10 +72,9 @@ State& The();
 // The device that MakeCurrent has made this thread's.
 std::string& CurrentDevice();
 
-// The lock is held, here and below.
-void Violated(State& state, const std::string& words);
+void Violated(State& state, const std::string& words) MUOND_REQUIRES(state.mutex);
 // Does all that can be done.
-void Pump(State& state);
+void Pump(State& state) MUOND_REQUIRES(state.mutex);
 
 }  // namespace fake
 }  // namespace muond::nccl

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include <map>
-#include <mutex>
 
 #include "absl/strings/str_format.h"
+#include "proto/mutex.h"
 
 namespace muond::nccl {
 namespace {
@@ -60,14 +60,14 @@ absl::StatusOr<const Library*> Open(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<const Library*> Load(const std::string& path) {
-  static std::mutex mutex;
+  static Mutex mutex;
   static auto* const opened = new std::map<std::string, const Library*>();
   std::string wanted = path;
   if (wanted.empty()) {
     const char* const named = getenv("MUOND_NCCL_LIBRARY");
     wanted = named != nullptr && *named != '\0' ? named : kUsualName;
   }
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   const auto found = opened->find(wanted);
   if (found != opened->end()) return found->second;
   auto library = Open(wanted);

@@ -1,7 +1,6 @@
 #include "nccl/link.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "absl/time/time.h"
 #include "nccl/library.h"
 #include "proto/check.h"
+#include "proto/mutex.h"
 #include "proto/steady_time.h"
 
 namespace muond::nccl {
@@ -27,10 +27,10 @@ constexpr int kRanks = 2;
 struct Link::Shared {
   enum class Phase { kNew, kConnecting, kIdle, kEnqueueing, kBroken };
 
-  mutable std::mutex mutex;      // of what follows, up to `status`
-  std::deque<Exchange> posted;
-  std::optional<absl::Status> abort;  // somebody wants it broken
-  absl::Status status;
+  mutable Mutex mutex;
+  std::deque<Exchange> posted MUOND_GUARDED_BY(mutex);
+  std::optional<absl::Status> abort MUOND_GUARDED_BY(mutex);  // somebody wants it broken
+  absl::Status status MUOND_GUARDED_BY(mutex);
   std::weak_ptr<Worker::State> worker;
 
   // Of the worker's thread alone.
@@ -66,18 +66,19 @@ struct Worker::State : std::enable_shared_from_this<Worker::State> {
   void Break(const Shared& link, const absl::Status& why);
   absl::Status Failure(Link::Shared& link, const char* action, Result result) const;
   void Wake() {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     woken = true;
     changed.notify_all();
   }
 
   const Api api;
   const std::shared_ptr<Device> device;
-  std::mutex mutex;  // of what follows
-  std::condition_variable changed;
-  std::vector<Shared> added;
-  bool woken = false, stopping = false;
-  int aborts = 0;  // under way
+  Mutex mutex;
+  CondVar changed;
+  std::vector<Shared> added MUOND_GUARDED_BY(mutex);
+  bool woken MUOND_GUARDED_BY(mutex) = false;
+  bool stopping MUOND_GUARDED_BY(mutex) = false;
+  int aborts MUOND_GUARDED_BY(mutex) = 0;  // under way
 
   std::vector<Shared> links;  // of the thread alone
 };
@@ -86,7 +87,7 @@ Link::~Link() { Abort(absl::CancelledError("NCCL: the link was closed")); }
 
 absl::Status Link::Post(Exchange exchange) {
   {
-    std::lock_guard lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     if (!shared_->status.ok()) return shared_->status;
     if (shared_->abort) return *shared_->abort;
     shared_->posted.push_back(std::move(exchange));
@@ -97,7 +98,7 @@ absl::Status Link::Post(Exchange exchange) {
 
 void Link::Abort(const absl::Status& why) {
   {
-    std::lock_guard lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     if (shared_->abort || !shared_->status.ok()) return;
     shared_->abort = why;
   }
@@ -105,7 +106,7 @@ void Link::Abort(const absl::Status& why) {
 }
 
 absl::Status Link::status() const {
-  std::lock_guard lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   return shared_->status.ok() && shared_->abort ? *shared_->abort : shared_->status;
 }
 
@@ -116,7 +117,7 @@ Worker::Worker(const Api& api, std::shared_ptr<Device> device)
 
 Worker::~Worker() {
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->stopping = true;
     state_->changed.notify_all();
   }
@@ -126,8 +127,9 @@ Worker::~Worker() {
     return;
   }
   thread_.join();
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait_for(lock, kAbortsWait, [&] { return state_->aborts == 0; });
+  MutexLock lock(state_->mutex);
+  state_->changed.wait_for(lock, kAbortsWait,
+                           [&]() MUOND_REQUIRES(state_->mutex) { return state_->aborts == 0; });
 }
 
 const Api& Worker::api() const { return state_->api; }
@@ -141,7 +143,7 @@ std::shared_ptr<Link> Worker::Connect(const UniqueId& id, int rank, absl::Time d
   shared->connect_by = deadline;
   shared->ready = std::move(ready);
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->added.push_back(shared);
     state_->woken = true;
     state_->changed.notify_all();
@@ -154,7 +156,7 @@ void Worker::State::Run() {
   for (;;) {
     bool stop = false;
     {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       for (Shared& link : added) links.push_back(std::move(link));
       added.clear();
       woken = false;
@@ -170,8 +172,8 @@ void Worker::State::Run() {
       }
     }
     if (stop) return;
-    std::unique_lock lock(mutex);
-    const auto wake = [this] { return woken || stopping; };
+    MutexLock lock(mutex);
+    const auto wake = [this]() MUOND_REQUIRES(mutex) { return woken || stopping; };
     if (busy) {
       changed.wait_for(lock, kLook, wake);
     } else {
@@ -184,7 +186,7 @@ void Worker::State::Run() {
 bool Worker::State::Step(const Shared& link) {
   std::optional<absl::Status> abort;
   {
-    std::lock_guard lock(link->mutex);
+    MutexLock lock(link->mutex);
     abort = link->abort;
   }
   if (abort) {
@@ -249,7 +251,7 @@ bool Worker::State::Start(const Shared& link) {
   for (;;) {
     Link::Shared::Started next;
     {
-      std::lock_guard lock(link->mutex);
+      MutexLock lock(link->mutex);
       if (link->posted.empty()) return !link->started.empty();
       next.exchange = std::move(link->posted.front());
       link->posted.pop_front();
@@ -357,13 +359,13 @@ void Worker::State::Break(const Shared& link, const absl::Status& why) {
   link->phase = Phase::kBroken;
   links.erase(std::remove(links.begin(), links.end(), link), links.end());
   {
-    std::lock_guard lock(link->mutex);
+    MutexLock lock(link->mutex);
     link->status = why;
     for (Exchange& exchange : link->posted) link->started.push_back({std::move(exchange), nullptr});
     link->posted.clear();
   }
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     ++aborts;
   }
   // May block, and the other links' thread must not.
@@ -377,7 +379,7 @@ void Worker::State::Break(const Shared& link, const absl::Status& why) {
     if (const Done ready = std::exchange(link->ready, nullptr)) ready(why);
     for (const Link::Shared::Started& started : link->started) started.exchange.done(why);
     link->started.clear();
-    std::lock_guard lock(self->mutex);
+    MutexLock lock(self->mutex);
     --self->aborts;
     self->changed.notify_all();
   }).detach();

@@ -11,12 +11,10 @@
 // reason once NCCL has let go of their memory. There is no repair: the peers make a new link.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>

@@ -2,12 +2,12 @@
 // its mutex, its checks.
 #pragma once
 
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "client/c/handles.h"
+#include "proto/mutex.h"
 
 namespace muond::c {
 
@@ -22,7 +22,7 @@ template <typename Body>
 int32_t WithSession(muond_session* session, muond_error** error, Body&& body) noexcept {
   return Guard(error, [&]() -> absl::Status {
     if (absl::Status status = CheckThere("session", session); !status.ok()) return status;
-    std::lock_guard lock(session->mutex);
+    MutexLock lock(session->mutex);
     return std::forward<Body>(body)();
   });
 }

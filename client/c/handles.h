@@ -8,7 +8,6 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "client/cpp/admin.h"
 #include "client/cpp/session.h"
 #include "google/protobuf/message.h"
+#include "proto/mutex.h"
 
 struct muond_error {
   absl::Status status;
@@ -31,7 +31,7 @@ struct muond_text {
 };
 
 struct muond_session {
-  std::mutex mutex;  // calls wait for each other
+  muond::Mutex mutex;  // calls wait for each other: WithSession takes it for them
   std::string run;
   std::unique_ptr<muond::client::Session> session;
   std::unique_ptr<muond::client::Admin> admin;

@@ -1,7 +1,6 @@
 // `muonctl trace`: watches some steps on all daemons of a run and writes what they did when.
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <ostream>
 #include <thread>
 #include <vector>

@@ -1,10 +1,8 @@
 #include "client/cpp/arena_push.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "client/cpp/arena.h"
@@ -14,6 +12,7 @@
 #include "proto/crc32c.h"
 #include "proto/grpc_deadline.h"
 #include "proto/long_turns.h"
+#include "proto/mutex.h"
 #include "proto/status.h"
 #include "proto/steady_time.h"
 
@@ -40,8 +39,8 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
 
   // Waits until the message before is on its way. False: the stream has ended.
   bool Write(Message message) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !writing_; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [this]() MUOND_REQUIRES(mutex_) { return !writing_; });
     if (broken_) return false;
     writing_ = true;
     message_ = std::move(message);
@@ -51,25 +50,25 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
   }
 
   bool ended() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return broken_ || ending_ || done_;
   }
 
   // No more messages; returns the daemon's answer.
   grpc::Status Finish() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !writing_; });
+    MutexLock lock(mutex_);
+    changed_.wait(lock, [this]() MUOND_REQUIRES(mutex_) { return !writing_; });
     const bool broken = broken_;
     lock.unlock();
     if (!broken) this->StartWritesDone();
     this->RemoveHold();
     lock.lock();
-    changed_.wait(lock, [this] { return done_; });
+    changed_.wait(lock, [this]() MUOND_REQUIRES(mutex_) { return done_; });
     return status_;
   }
 
   void OnWriteDone(bool ok) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     writing_ = false;
     broken_ = broken_ || !ok;
     changed_.notify_all();
@@ -77,24 +76,27 @@ class Stream final : public grpc::ClientWriteReactor<Message> {
   // The daemon sends them with its answer, so there is one. OnDone would not tell before the hold
   // is given back, nor a write as long as none is made.
   void OnReadInitialMetadataDone(bool) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ending_ = true;
     changed_.notify_all();
   }
   void OnDone(const grpc::Status& status) override {
     // Under the lock to the end: whoever waits destroys this right after.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     status_ = status;
     done_ = true;
     changed_.notify_all();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  CondVar changed_;
   Message message_;
-  bool writing_ = false, broken_ = false, ending_ = false, done_ = false;
-  grpc::Status status_;
+  bool writing_ MUOND_GUARDED_BY(mutex_) = false;
+  bool broken_ MUOND_GUARDED_BY(mutex_) = false;
+  bool ending_ MUOND_GUARDED_BY(mutex_) = false;
+  bool done_ MUOND_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ MUOND_GUARDED_BY(mutex_);
 };
 
 // Puts slices into windows and sends a message for each that is full.

@@ -12,14 +12,14 @@ thread_local CallScope* current = nullptr;
 CallScope::CallScope(CallScope* outer)
     : outer_(outer), tree_(outer == nullptr ? std::make_shared<Tree>() : outer->tree_) {
   if (outer_ == nullptr) return;
-  std::lock_guard lock(tree_->mutex);
+  MutexLock lock(tree_->mutex);
   outer_->inner_.insert(this);
   state_ = outer_->state_;
 }
 
 CallScope::~CallScope() {
   if (outer_ == nullptr) return;
-  std::lock_guard lock(tree_->mutex);
+  MutexLock lock(tree_->mutex);
   outer_->inner_.erase(this);
 }
 
@@ -30,7 +30,7 @@ CallScope::Guard::~Guard() { current = outer_; }
 
 CallScope::Call::Call(grpc::ClientContext& context) : scope_(current), context_(context) {
   if (scope_ == nullptr) return;
-  std::lock_guard lock(scope_->tree_->mutex);
+  MutexLock lock(scope_->tree_->mutex);
   scope_->calls_.insert(&context_);
   // A context that is cancelled before its call begins ends it when it does.
   if (scope_->state_ != State::kOpen) context_.TryCancel();
@@ -38,43 +38,51 @@ CallScope::Call::Call(grpc::ClientContext& context) : scope_(current), context_(
 
 CallScope::Call::~Call() {
   if (scope_ == nullptr) return;
-  std::lock_guard lock(scope_->tree_->mutex);
+  MutexLock lock(scope_->tree_->mutex);
   scope_->calls_.erase(&context_);
 }
 
 void CallScope::End(State state) {
   if (state_ != State::kCancelled) state_ = state;
   for (grpc::ClientContext* call : calls_) call->TryCancel();
-  for (CallScope* inner : inner_) inner->End(state);
+  for (CallScope* inner : inner_) {
+    inner->tree_->mutex.AssertHeld();
+    inner->End(state);
+  }
 }
 
 void CallScope::GiveUp() {
-  std::lock_guard lock(tree_->mutex);
+  MutexLock lock(tree_->mutex);
   End(State::kGivenUp);
   tree_->changed.notify_all();
 }
 
 void CallScope::CancelInner() {
-  std::lock_guard lock(tree_->mutex);
-  for (CallScope* inner : inner_) inner->End(State::kCancelled);
+  MutexLock lock(tree_->mutex);
+  for (CallScope* inner : inner_) {
+    inner->tree_->mutex.AssertHeld();
+    inner->End(State::kCancelled);
+  }
   tree_->changed.notify_all();
 }
 
 bool CallScope::over() const {
-  std::lock_guard lock(tree_->mutex);
+  MutexLock lock(tree_->mutex);
   return state_ != State::kOpen;
 }
 
 bool CallScope::cancelled() const {
-  std::lock_guard lock(tree_->mutex);
+  MutexLock lock(tree_->mutex);
   return state_ == State::kCancelled;
 }
 
 void CallScope::Sleep(absl::Duration duration) {
-  if (current == nullptr) return absl::SleepFor(duration);
-  std::unique_lock lock(current->tree_->mutex);
-  current->tree_->changed.wait_for(lock, absl::ToChronoNanoseconds(duration),
-                                   [scope = current] { return scope->state_ != State::kOpen; });
+  CallScope* const scope = current;
+  if (scope == nullptr) return absl::SleepFor(duration);
+  MutexLock lock(scope->tree_->mutex);
+  scope->tree_->changed.wait_for(
+      lock, absl::ToChronoNanoseconds(duration),
+      [scope]() MUOND_REQUIRES(scope->tree_->mutex) { return scope->state_ != State::kOpen; });
 }
 
 }  // namespace muond::client

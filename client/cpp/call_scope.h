@@ -4,13 +4,12 @@
 // way.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <set>
 
 #include "absl/time/time.h"
 #include "grpcpp/client_context.h"
+#include "proto/mutex.h"
 
 namespace muond::client {
 
@@ -65,18 +64,19 @@ class CallScope {
 
  private:
   enum class State { kOpen, kGivenUp, kCancelled };
-  // One lock for a scope and all inside it.
+  // One lock for a scope and all inside it, which the analysis can't know of two scopes: where one
+  // reaches into another that other's is asserted.
   struct Tree {
-    std::mutex mutex;
-    std::condition_variable changed;
+    Mutex mutex;
+    CondVar changed;
   };
-  void End(State state);  // the lock is held
+  void End(State state) MUOND_REQUIRES(tree_->mutex);
 
   CallScope* const outer_;
   const std::shared_ptr<Tree> tree_;
-  State state_ = State::kOpen;
-  std::set<CallScope*> inner_;
-  std::set<grpc::ClientContext*> calls_;
+  State state_ MUOND_GUARDED_BY(tree_->mutex) = State::kOpen;
+  std::set<CallScope*> inner_ MUOND_GUARDED_BY(tree_->mutex);
+  std::set<grpc::ClientContext*> calls_ MUOND_GUARDED_BY(tree_->mutex);
 };
 
 // A method of whoever owns `owner`: a scope of its own inside it, this thread's until the end;

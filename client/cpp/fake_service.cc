@@ -16,7 +16,7 @@ FakeService::FakeService() {
 
 bool FakeService::Held(const std::string& verb, Context* context) {
   {
-    const std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (!hold.contains(verb)) return false;
   }
   ++held;
@@ -53,7 +53,7 @@ bool FakeService::Store(const v1::Chunk& chunk,
 
 grpc::Status FakeService::Register(Context* context, const v1::RegisterRequest* request,
                                    v1::RegisterReply* reply) {
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Register", context)) return *failure;
   registered = *request;
   if (!later.empty()) {
@@ -72,7 +72,7 @@ grpc::Status FakeService::Register(Context* context, const v1::RegisterRequest* 
 grpc::Status FakeService::Initialize(Context* context,
                                      grpc::ServerReader<v1::InitializeRequest>* stream,
                                      v1::InitializeReply* reply) {
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Initialize", context)) return *failure;
   std::map<std::pair<std::string, std::int64_t>, std::string> arrived;
   for (v1::InitializeRequest message; stream->Read(&message);) {
@@ -87,7 +87,7 @@ grpc::Status FakeService::Initialize(Context* context,
 
 grpc::Status FakeService::Begin(Context* context, const v1::BeginRequest* request,
                                 v1::BeginReply* reply) {
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Begin", context)) return *failure;
   begun.push_back(*request);
   *reply->mutable_position() = position;
@@ -97,7 +97,7 @@ grpc::Status FakeService::Begin(Context* context, const v1::BeginRequest* reques
 grpc::Status FakeService::Push(Context* context, grpc::ServerReader<v1::PushRequest>* stream,
                                v1::PushReply* reply) {
   if (Held("Push", context)) return grpc::Status::CANCELLED;
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Push", context)) return *failure;
   std::map<std::pair<std::string, std::int64_t>, std::string> arrived;
   std::int64_t bytes = 0;
@@ -126,7 +126,7 @@ grpc::Status FakeService::Finish(Context* context, const v1::FinishRequest* requ
     absl::SleepFor(absl::Milliseconds(request->wait_ms() / 2));
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "run \"r\": step 0: rank 1 has not finished"};
   }
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   finish_deadline_ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
   if (auto failure = Enter("Finish", context)) return *failure;
   finished = *request;
@@ -145,7 +145,7 @@ grpc::Status FakeService::Finish(Context* context, const v1::FinishRequest* requ
 
 grpc::Status FakeService::Skip(Context* context, const v1::SkipRequest* request,
                                v1::FinishReply* reply) {
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Skip", context)) return *failure;
   reply->mutable_outcome()->set_step(request->step());
   reply->mutable_outcome()->set_cause(request->cause());
@@ -157,7 +157,7 @@ grpc::Status FakeService::Skip(Context* context, const v1::SkipRequest* request,
 grpc::Status FakeService::AddParameters(Context* context, const v1::AddParametersRequest*,
                                         v1::AddParametersReply* reply) {
   if (Held("AddParameters", context)) return grpc::Status::CANCELLED;
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("AddParameters", context)) return *failure;
   reply->set_addition("addition");
   reply->set_adopted(adopted);
@@ -166,7 +166,7 @@ grpc::Status FakeService::AddParameters(Context* context, const v1::AddParameter
 
 grpc::Status FakeService::Pull(Context* context, const v1::PullRequest* request,
                                grpc::ServerWriter<v1::PullReply>* stream) {
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Pull", context)) return *failure;
   std::vector<v1::PullReply> messages;
   for (const auto& wanted : request->slices()) {
@@ -202,7 +202,7 @@ grpc::Status FakeService::Pull(Context* context, const v1::PullRequest* request,
 }
 
 grpc::Status FakeService::Close(Context* context, const v1::CloseRequest*, v1::CloseReply* reply) {
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Close", context)) return *failure;
   reply->set_closed(true);
   return Leave("Close", context);
@@ -210,7 +210,7 @@ grpc::Status FakeService::Close(Context* context, const v1::CloseRequest*, v1::C
 
 grpc::Status FakeService::Status(Context* context, const v1::StatusRequest* request,
                                  v1::StatusReply* reply) {
-  const std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (auto failure = Enter("Status", context)) return *failure;
   reply->set_version("fake");
   reply->add_runs()->set_run(request->run());

@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,6 +15,7 @@
 
 #include "grpcpp/grpcpp.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/mutex.h"
 
 namespace muond::client {
 
@@ -29,7 +29,7 @@ class FakeService final : public v1::Optimizer::Service {
   };
 
   // Everything below is for the test's thread between calls; `mutex` guards it during calls.
-  std::mutex mutex;
+  Mutex mutex;
   std::map<std::string, std::deque<Failure>> failures;  // by verb: "Finish"
   std::map<std::string, int> calls;
   std::map<std::string, std::string> peers;             // of the last call

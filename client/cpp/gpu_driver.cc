@@ -6,13 +6,13 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "client/cpp/gpu.h"
 #include "client/cpp/gpu_copy.h"
 #include "proto/check.h"
+#include "proto/mutex.h"
 
 namespace muond::client {
 namespace {
@@ -191,7 +191,7 @@ class MachineDriver final : public GpuDriver {
  private:
   // The device's primary context, which stays for as long as the process uses it.
   absl::StatusOr<Context> ContextOf(int device) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = contexts_.find(device); found != contexts_.end()) return found->second;
     Device handle = 0;
     Context context = nullptr;
@@ -204,7 +204,7 @@ class MachineDriver final : public GpuDriver {
 
   // The copying program, translated for the device at the first call.
   absl::StatusOr<void*> Program(int device) {
-    std::lock_guard lock(programs_mutex_);
+    MutexLock lock(programs_mutex_);
     if (const auto found = programs_.find(device); found != programs_.end()) return found->second;
     void *module = nullptr, *function = nullptr;
     const absl::Status status = Run(device, "translate a program", [&] {
@@ -237,10 +237,10 @@ class MachineDriver final : public GpuDriver {
   }
 
   const Functions f_;
-  std::mutex mutex_;
-  std::map<int, Context> contexts_;
-  std::mutex programs_mutex_;  // taken before mutex_
-  std::map<int, absl::StatusOr<void*>> programs_;
+  Mutex mutex_;
+  std::map<int, Context> contexts_ MUOND_GUARDED_BY(mutex_);
+  Mutex programs_mutex_;  // taken before mutex_
+  std::map<int, absl::StatusOr<void*>> programs_ MUOND_GUARDED_BY(programs_mutex_);
 };
 
 absl::StatusOr<std::shared_ptr<GpuDriver>> Load() {

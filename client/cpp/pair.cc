@@ -15,22 +15,22 @@
 namespace muond::client {
 
 nccl::Done PairWaiting::One() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++left_;
   return [this](const absl::Status& status) { End(status); };
 }
 
 void PairWaiting::End(const absl::Status& status) {
   // Under the lock to the end: whoever waits may destroy this right after.
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (status_.ok()) status_ = status;
   --left_;
   changed_.notify_all();
 }
 
 bool PairWaiting::Wait(absl::Time deadline) {
-  std::unique_lock lock(mutex_);
-  const auto over = [this] { return left_ == 0; };
+  MutexLock lock(mutex_);
+  const auto over = [this]() MUOND_REQUIRES(mutex_) { return left_ == 0; };
   if (deadline == absl::InfiniteFuture()) {
     changed_.wait(lock, over);
     return true;
@@ -39,7 +39,7 @@ bool PairWaiting::Wait(absl::Time deadline) {
 }
 
 absl::Status PairWaiting::status() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return status_;
 }
 

@@ -8,10 +8,8 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -25,6 +23,7 @@
 #include "muond/v1/optimizer.grpc.pb.h"
 #include "nccl/link.h"
 #include "nccl/transfer_plan.h"
+#include "proto/mutex.h"
 
 namespace muond::nccl {
 struct Library;
@@ -60,10 +59,10 @@ class PairWaiting {
 
  private:
   void End(const absl::Status& status);
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int left_ = 0;
-  absl::Status status_;
+  Mutex mutex_;
+  CondVar changed_;
+  int left_ MUOND_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ MUOND_GUARDED_BY(mutex_);
 };
 
 struct PairRequest {

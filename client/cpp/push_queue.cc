@@ -10,20 +10,20 @@ absl::Status Cancelled() { return absl::CancelledError("push: cancelled before i
 }  // namespace
 
 absl::Status PushTicket::Wait(absl::Duration timeout) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const bool done = ended_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
-                                    [this] { return done_; });
+                                    [this]() MUOND_REQUIRES(mutex_) { return done_; });
   if (done) return status_;
   return absl::DeadlineExceededError("push: still under way");
 }
 
 bool PushTicket::done() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return done_;
 }
 
 void PushTicket::End(const absl::Status& status) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   status_ = status;
   done_ = true;
   ended_.notify_all();
@@ -32,7 +32,7 @@ void PushTicket::End(const absl::Status& status) {
 PushQueue::~PushQueue() {
   CancelQueued();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
@@ -42,7 +42,7 @@ PushQueue::~PushQueue() {
 std::shared_ptr<PushTicket> PushQueue::Add(std::span<const SliceSource> sources) {
   auto ticket = std::make_shared<PushTicket>();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     sources_.insert(sources_.end(), sources.begin(), sources.end());
     tickets_.push_back(ticket);
     if (!thread_.joinable()) thread_ = std::thread([this] { Work(); });
@@ -52,13 +52,15 @@ std::shared_ptr<PushTicket> PushQueue::Add(std::span<const SliceSource> sources)
 }
 
 CallResult PushQueue::Drain() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return tickets_.empty() && !pushing_; });
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [this]() MUOND_REQUIRES(mutex_) {
+    return tickets_.empty() && !pushing_;
+  });
   return failure_;
 }
 
 void PushQueue::Forget() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   failure_ = {};
 }
 
@@ -70,7 +72,7 @@ void PushQueue::Cancel() {
 void PushQueue::CancelQueued() {
   std::vector<std::shared_ptr<PushTicket>> tickets;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     tickets.swap(tickets_);
     sources_.clear();
     if (!tickets.empty() && failure_.status.ok()) failure_.status = Cancelled();
@@ -80,9 +82,11 @@ void PushQueue::CancelQueued() {
 }
 
 void PushQueue::Work() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || !tickets_.empty(); });
+    changed_.wait(lock, [this]() MUOND_REQUIRES(mutex_) {
+      return stopping_ || !tickets_.empty();
+    });
     if (stopping_) return;
     const std::vector<SliceSource> sources = std::exchange(sources_, {});
     const std::vector<std::shared_ptr<PushTicket>> tickets = std::exchange(tickets_, {});

@@ -2,10 +2,8 @@
 // one.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <thread>
 #include <utility>
@@ -16,6 +14,7 @@
 #include "client/cpp/call_scope.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/session.h"
+#include "proto/mutex.h"
 
 namespace muond::client {
 
@@ -42,12 +41,13 @@ class PushQueue {
 
   CallScope& calls_;
   const Push push_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<SliceSource> sources_;  // queued
-  std::vector<std::shared_ptr<PushTicket>> tickets_;
-  bool pushing_ = false, stopping_ = false;
-  CallResult failure_;  // the first
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<SliceSource> sources_ MUOND_GUARDED_BY(mutex_);  // queued
+  std::vector<std::shared_ptr<PushTicket>> tickets_ MUOND_GUARDED_BY(mutex_);
+  bool pushing_ MUOND_GUARDED_BY(mutex_) = false;
+  bool stopping_ MUOND_GUARDED_BY(mutex_) = false;
+  CallResult failure_ MUOND_GUARDED_BY(mutex_);  // the first
   std::thread thread_;
 };
 

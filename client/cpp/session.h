@@ -19,11 +19,9 @@
 // Thread rule: one thread at a time per Session, Cancel from any; Sessions are independent.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,6 +33,7 @@
 #include "client/cpp/gpu.h"
 #include "client/cpp/interruption.h"
 #include "muond/v1/optimizer.grpc.pb.h"
+#include "proto/mutex.h"
 #include "proto/steady_time.h"
 #include "proto/tls.h"
 #include "proto/values.h"
@@ -123,10 +122,10 @@ class PushTicket {
  private:
   friend class PushQueue;
   void End(const absl::Status& status);
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  bool done_ = false;
-  absl::Status status_;
+  mutable Mutex mutex_;
+  CondVar ended_;
+  bool done_ MUOND_GUARDED_BY(mutex_) = false;
+  absl::Status status_ MUOND_GUARDED_BY(mutex_);
 };
 
 // One slice's values to send: `elements` values of `dtype`, the row-major order of the box.

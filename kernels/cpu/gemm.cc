@@ -5,10 +5,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <stdexcept>
+
+#include "proto/mutex.h"
 
 // GNU OpenMP's, which libdnnl runs on. Declared here, because <omp.h> comes with a compiler switch
 // that makes clang link another OpenMP.
@@ -121,9 +122,9 @@ const char* BF16InstructionSet() {
 }
 
 const BF16Gemm& BF16Gemm::For(const BF16Shape& shape) {
-  static auto& mutex = *new std::mutex;
+  static auto& mutex = *new Mutex;
   static auto& gemms = *new std::map<BF16Shape, std::unique_ptr<BF16Gemm>>;
-  const std::scoped_lock lock(mutex);
+  MutexLock lock(mutex);
   std::unique_ptr<BF16Gemm>& gemm = gemms[shape];
   if (gemm == nullptr) gemm = std::make_unique<OneDnnBF16Gemm>(shape);
   return *gemm;

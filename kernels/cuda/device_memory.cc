@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "kernels/cuda/fault.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/move.h"
+#include "proto/mutex.h"
 
 namespace muond::kernels {
 namespace {
@@ -67,7 +67,7 @@ class CudaDeviceMemory final : public DeviceMemory {
 
   Error MoveAll(std::span<const MoveJob> jobs, std::span<std::uint64_t> sums) override {
     if (jobs.empty()) return {};
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     cudaSetDevice(device_.ordinal);
     return Report(Move(jobs, sums), "move slices");
   }
@@ -106,7 +106,8 @@ class CudaDeviceMemory final : public DeviceMemory {
     return cuda::DeviceLost() ? Lost(std::move(said)) : said;
   }
 
-  cudaError_t Move(std::span<const MoveJob> jobs, std::span<std::uint64_t> sums) {
+  cudaError_t Move(std::span<const MoveJob> jobs, std::span<std::uint64_t> sums)
+      MUOND_REQUIRES(mutex_) {
     const std::size_t jobs_bytes = jobs.size() * sizeof(cuda::MovePassJob);
     const std::size_t bytes = jobs_bytes + (jobs.size() + 1) * sizeof(std::uint32_t);
     const std::size_t sum_bytes = sums.size() * sizeof(unsigned long long);
@@ -137,7 +138,7 @@ class CudaDeviceMemory final : public DeviceMemory {
   }
 
   cudaError_t Launch(std::uint32_t count, std::uint32_t chunks, std::size_t jobs_bytes,
-                     std::size_t bytes, std::span<std::uint64_t> sums) {
+                     std::size_t bytes, std::span<std::uint64_t> sums) MUOND_REQUIRES(mutex_) {
     const char* device = table_.get<char>();
     const cuda::JobTable<cuda::MovePassJob> table{
         reinterpret_cast<const cuda::MovePassJob*>(device),
@@ -162,11 +163,11 @@ class CudaDeviceMemory final : public DeviceMemory {
 
   const CudaDevice device_;
   bool shared_with_peers_ = true;
-  std::mutex mutex_;
+  Mutex mutex_;
   cudaStream_t stream_ = nullptr;
-  cuda::GrowingBuffer host_{cuda::MemoryKind::kPinned};
-  cuda::GrowingBuffer table_{cuda::MemoryKind::kDevice};
-  cuda::GrowingBuffer sums_{cuda::MemoryKind::kDevice};
+  cuda::GrowingBuffer host_ MUOND_GUARDED_BY(mutex_){cuda::MemoryKind::kPinned};
+  cuda::GrowingBuffer table_ MUOND_GUARDED_BY(mutex_){cuda::MemoryKind::kDevice};
+  cuda::GrowingBuffer sums_ MUOND_GUARDED_BY(mutex_){cuda::MemoryKind::kDevice};
 };
 
 }  // namespace

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "nccl/cuda/sum.h"
 #include "proto/check.h"
+#include "proto/mutex.h"
 
 namespace muond::nccl {
 namespace {
@@ -117,7 +117,7 @@ class CudaDevice final : public Device {
                    Stream stream) override {
     if (jobs.empty()) return absl::OkStatus();
     const Current current(device_);
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const std::size_t results = jobs.size() * sizeof(std::uint64_t);
     MUOND_RETURN_IF_ERROR(ReserveTable(jobs.size_bytes() + results));
     // The sums first: they need the stricter alignment of no one.
@@ -173,7 +173,7 @@ class CudaDevice final : public Device {
     return Check("copy between host and device", cudaStreamSynchronize(copies_));
   }
 
-  absl::Status ReserveTable(std::size_t bytes) {
+  absl::Status ReserveTable(std::size_t bytes) MUOND_REQUIRES(mutex_) {
     if (bytes <= table_bytes_) return absl::OkStatus();
     cudaFree(std::exchange(device_table_, nullptr));
     cudaFreeHost(std::exchange(host_table_, nullptr));
@@ -191,10 +191,11 @@ class CudaDevice final : public Device {
   const int device_;
   const std::string uuid_;
   cudaStream_t copies_ = nullptr;
-  std::mutex mutex_;  // of the tables: sums and jobs of one call
-  char* host_table_ = nullptr;
-  char* device_table_ = nullptr;
-  std::size_t table_bytes_ = 0;
+  Mutex mutex_;
+  // Sums and jobs of one call.
+  char* host_table_ MUOND_GUARDED_BY(mutex_) = nullptr;
+  char* device_table_ MUOND_GUARDED_BY(mutex_) = nullptr;
+  std::size_t table_bytes_ MUOND_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace

@@ -1,9 +1,7 @@
 #include "server/buddy/buddy_sender.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -12,6 +10,7 @@
 #include "proto/convert.h"
 #include "proto/crc32c.h"
 #include "proto/grpc_deadline.h"
+#include "proto/mutex.h"
 #include "proto/status.h"
 #include "proto/steady_time.h"
 #include "server/buddy/buddy_state.h"
@@ -43,33 +42,36 @@ v1::BuddyAttempt ToProto(const BuddyAttemptKey& key) {
 
 struct BuddySender::Work {
   std::shared_ptr<Peers> peers;
-  v1::PeerRun introduction;
   std::int64_t steps = 0;
   Listener listener;
   std::thread thread;
 
-  std::mutex mutex;
-  std::condition_variable ready;
-  bool stopping = false;
-  std::int64_t lineage = 0, held = -1;
-  std::int64_t turn = 0;  // changes whenever what is being sent may have been overtaken
+  Mutex mutex;
+  CondVar ready;
+  v1::PeerRun introduction MUOND_GUARDED_BY(mutex);
+  bool stopping MUOND_GUARDED_BY(mutex) = false;
+  std::int64_t lineage MUOND_GUARDED_BY(mutex) = 0;
+  std::int64_t held MUOND_GUARDED_BY(mutex) = -1;
+  // Changes whenever what is being sent may have been overtaken.
+  std::int64_t turn MUOND_GUARDED_BY(mutex) = 0;
   // The attempt.
-  BuddyAttemptKey attempt;
-  std::deque<BuddyPiece> pieces;
-  std::int64_t piece_at = 0;  // byte of the first piece
-  std::size_t added = 0;    // pieces, those sent included
-  std::optional<std::vector<int>> seal;
-  absl::Time sealed_at;
+  BuddyAttemptKey attempt MUOND_GUARDED_BY(mutex);
+  std::deque<BuddyPiece> pieces MUOND_GUARDED_BY(mutex);
+  std::int64_t piece_at MUOND_GUARDED_BY(mutex) = 0;  // byte of the first piece
+  std::size_t added MUOND_GUARDED_BY(mutex) = 0;  // pieces, those sent included
+  std::optional<std::vector<int>> seal MUOND_GUARDED_BY(mutex);
+  absl::Time sealed_at MUOND_GUARDED_BY(mutex);
   // The snapshot.
-  std::int64_t version = -1;
-  std::shared_ptr<StateCopies> copies;
-  std::vector<TensorRef> tensors;
-  std::size_t tensor = 0;
-  std::int64_t tensor_at = 0;
-  bool started = false, wanted = false;
+  std::int64_t version MUOND_GUARDED_BY(mutex) = -1;
+  std::shared_ptr<StateCopies> copies MUOND_GUARDED_BY(mutex);
+  std::vector<TensorRef> tensors MUOND_GUARDED_BY(mutex);
+  std::size_t tensor MUOND_GUARDED_BY(mutex) = 0;
+  std::int64_t tensor_at MUOND_GUARDED_BY(mutex) = 0;
+  bool started MUOND_GUARDED_BY(mutex) = false;
+  bool wanted MUOND_GUARDED_BY(mutex) = false;
 
-  absl::Time failing_since = absl::InfiniteFuture();
-  grpc::ClientContext* call = nullptr;  // on its way
+  absl::Time failing_since = absl::InfiniteFuture();  // of its thread alone
+  grpc::ClientContext* call MUOND_GUARDED_BY(mutex) = nullptr;  // on its way
 
   enum class Kind : std::uint8_t { kNothing, kGradients, kSeal, kSnapshot, kWant };
   // What one message carries, and how far it gets things when it is answered.
@@ -83,15 +85,17 @@ struct BuddySender::Work {
   };
 
   void Loop();
-  Message Next();
-  bool Covered() const { return held >= 0 && held <= attempt.step && attempt.step - held < steps; }
-  void FillGradients(Message& message) const;
-  void FillSnapshot(Message& message) const;
+  Message Next() MUOND_REQUIRES(mutex);
+  bool Covered() const MUOND_REQUIRES(mutex) {
+    return held >= 0 && held <= attempt.step && attempt.step - held < steps;
+  }
+  void FillGradients(Message& message) const MUOND_REQUIRES(mutex);
+  void FillSnapshot(Message& message) const MUOND_REQUIRES(mutex);
   void Send(Message& message);
   void OnReply(const Message& message, const v1::BuddyPutReply& reply);
   void OnError(const absl::Status& status, const std::optional<v1::RunPosition>& position);
-  void DropAttempt(const BuddyAttemptKey& next);
-  void DropSnapshot();
+  void DropAttempt(const BuddyAttemptKey& next) MUOND_REQUIRES(mutex);
+  void DropSnapshot() MUOND_REQUIRES(mutex);
   int buddy() const { return BuddyOf(peers->self(), peers->count()); }
 };
 
@@ -105,7 +109,7 @@ BuddySender::BuddySender(std::shared_ptr<Peers> peers, std::int64_t steps, Liste
 
 BuddySender::~BuddySender() {
   {
-    std::lock_guard lock(work_->mutex);
+    MutexLock lock(work_->mutex);
     work_->stopping = true;
     if (work_->call != nullptr) work_->call->TryCancel();
   }
@@ -129,7 +133,7 @@ void BuddySender::Work::DropAttempt(const BuddyAttemptKey& next) {
 }
 
 void BuddySender::Add(const BuddyAttemptKey& attempt, BuddyPiece piece) {
-  std::lock_guard lock(work_->mutex);
+  MutexLock lock(work_->mutex);
   work_->DropAttempt(attempt);
   work_->pieces.push_back(std::move(piece));
   ++work_->added;
@@ -137,7 +141,7 @@ void BuddySender::Add(const BuddyAttemptKey& attempt, BuddyPiece piece) {
 }
 
 void BuddySender::Seal(const BuddyAttemptKey& attempt, std::vector<int> states) {
-  std::lock_guard lock(work_->mutex);
+  MutexLock lock(work_->mutex);
   work_->DropAttempt(attempt);  // one without a gradient here may be new
   work_->seal = std::move(states);
   work_->sealed_at = SteadyNow();
@@ -145,7 +149,7 @@ void BuddySender::Seal(const BuddyAttemptKey& attempt, std::vector<int> states) 
 }
 
 void BuddySender::EndAttempt() {
-  std::lock_guard lock(work_->mutex);
+  MutexLock lock(work_->mutex);
   work_->DropAttempt({});
 }
 
@@ -159,7 +163,7 @@ void BuddySender::Work::DropSnapshot() {
 }
 
 void BuddySender::Snapshot(std::int64_t version, std::shared_ptr<StateCopies> copies) {
-  std::lock_guard lock(work_->mutex);
+  MutexLock lock(work_->mutex);
   work_->DropSnapshot();
   work_->version = version;
   work_->tensors = TensorsOf(*copies);
@@ -169,7 +173,7 @@ void BuddySender::Snapshot(std::int64_t version, std::shared_ptr<StateCopies> co
 }
 
 void BuddySender::Restart(v1::PeerRun introduction, std::int64_t lineage, std::int64_t held) {
-  std::lock_guard lock(work_->mutex);
+  MutexLock lock(work_->mutex);
   work_->DropSnapshot();
   work_->DropAttempt({});
   work_->introduction = std::move(introduction);
@@ -225,7 +229,7 @@ void BuddySender::Work::FillSnapshot(Message& message) const {
   }
 }
 
-// The lock is held. Gradients wait for a snapshot that covers them: the buddy never has those of
+// Gradients wait for a snapshot that covers them: the buddy never has those of
 // more steps than were asked for.
 BuddySender::Work::Message BuddySender::Work::Next() {
   Message message{.turn = turn};
@@ -249,7 +253,7 @@ BuddySender::Work::Message BuddySender::Work::Next() {
 }
 
 void BuddySender::Work::Loop() {
-  std::unique_lock lock(mutex);
+  MutexLock lock(mutex);
   while (!stopping) {
     Message message = Next();
     if (message.kind == Kind::kNothing) {
@@ -273,7 +277,7 @@ void BuddySender::Work::Send(Message& message) {
   context.set_deadline(GrpcDeadlineIn(kCallTimeout));
   v1::BuddyPutReply reply;
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (stopping) return;
     call = &context;
   }
@@ -287,7 +291,7 @@ void BuddySender::Work::Send(Message& message) {
   } else if (!absl::IsCancelled(status)) {
     OnError(status, PositionFrom(context));
   }
-  std::unique_lock lock(mutex);
+  MutexLock lock(mutex);
   call = nullptr;
   if (pause && !stopping) ready.wait_for(lock, absl::ToChronoMilliseconds(kPause));
 }
@@ -295,7 +299,7 @@ void BuddySender::Work::Send(Message& message) {
 void BuddySender::Work::OnReply(const Message& message, const v1::BuddyPutReply& reply) {
   failing_since = absl::InfiniteFuture();
   listener.sent(message.bytes);
-  std::unique_lock lock(mutex);
+  MutexLock lock(mutex);
   const bool same = message.request.lineage() == lineage &&
                     message.request.peer().agreement() == introduction.agreement();
   if (same) held = reply.held();

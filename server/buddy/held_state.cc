@@ -71,7 +71,7 @@ void HeldState::DropBefore(std::int64_t version) {
 }
 
 void HeldState::Clear() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++life_;
   for (const auto* snapshot : {&whole_, &incoming_}) {
     if (*snapshot) Drop(**snapshot);
@@ -181,7 +181,7 @@ absl::Status HeldState::PutGradients(const v1::BuddyPutRequest& request,
 
 absl::StatusOr<v1::BuddyPutReply> HeldState::Put(const v1::BuddyPutRequest& request,
                                                  std::int64_t life) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (life != life_) return absl::AbortedError("buddy: the state was made anew: put it again");
   v1::BuddyPutReply reply;
   MUOND_RETURN_IF_ERROR(request.has_attempt() ? PutGradients(request, reply)
@@ -191,7 +191,7 @@ absl::StatusOr<v1::BuddyPutReply> HeldState::Put(const v1::BuddyPutRequest& requ
 }
 
 void HeldState::OnStep(v1::BuddyStep step) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const std::int64_t number = step.step();
   steps_[number] = std::move(step);
   if (!whole_) steps_.erase(steps_.begin(), steps_.lower_bound(number - kStepsKept));
@@ -223,7 +223,7 @@ absl::Status HeldState::AddStep(std::int64_t step, v1::BuddyIndexReply& reply,
 }
 
 absl::StatusOr<v1::BuddyIndexReply> HeldState::Index(std::int64_t version) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!whole_ || whole_->version > version) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "buddy: version %d can't be made: %s", version,
@@ -242,7 +242,7 @@ absl::StatusOr<v1::BuddyIndexReply> HeldState::Index(std::int64_t version) {
 }
 
 absl::StatusOr<v1::BuddyReadReply> HeldState::Read(const v1::BuddyReadRequest& request) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (request.item() < 0 || request.item() >= std::ssize(index_) || request.offset() < 0) {
     return absl::OutOfRangeError(
         absl::StrFormat("buddy: item %d at %d: the index has %d items", request.item(),
@@ -260,12 +260,12 @@ absl::StatusOr<v1::BuddyReadReply> HeldState::Read(const v1::BuddyReadRequest& r
 }
 
 std::int64_t HeldState::life() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return life_;
 }
 
 std::int64_t HeldState::bytes() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return bytes_;
 }
 

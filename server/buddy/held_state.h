@@ -12,7 +12,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "muond/v1/buddy.pb.h"
+#include "proto/mutex.h"
 
 namespace muond {
 
@@ -65,25 +65,28 @@ class HeldState {
     bool sealed = false;
   };
 
-  absl::StatusOr<Item> MakeItem(std::int64_t bytes);
-  void Drop(const Item& item);
-  void Drop(const Snapshot& snapshot);
-  void Drop(const Gradients& gradients);
-  void DropBefore(std::int64_t version);
+  absl::StatusOr<Item> MakeItem(std::int64_t bytes) MUOND_REQUIRES(mutex_);
+  void Drop(const Item& item) MUOND_REQUIRES(mutex_);
+  void Drop(const Snapshot& snapshot) MUOND_REQUIRES(mutex_);
+  void Drop(const Gradients& gradients) MUOND_REQUIRES(mutex_);
+  void DropBefore(std::int64_t version) MUOND_REQUIRES(mutex_);
   absl::Status Fill(const v1::BuddyChunk& chunk, Item& item);
-  absl::Status PutSnapshot(const v1::BuddyPutRequest& request, v1::BuddyPutReply& reply);
-  absl::Status PutGradients(const v1::BuddyPutRequest& request, v1::BuddyPutReply& reply);
+  absl::Status PutSnapshot(const v1::BuddyPutRequest& request, v1::BuddyPutReply& reply)
+      MUOND_REQUIRES(mutex_);
+  absl::Status PutGradients(const v1::BuddyPutRequest& request, v1::BuddyPutReply& reply)
+      MUOND_REQUIRES(mutex_);
   absl::Status AddStep(std::int64_t step, v1::BuddyIndexReply& reply,
-                       std::vector<Item>& items) const;
+                       std::vector<Item>& items) const MUOND_REQUIRES(mutex_);
 
   const std::function<void(std::int64_t)> count_bytes_;
-  mutable std::mutex mutex_;
-  std::int64_t life_ = 0;  // how often all was cleared
-  std::int64_t bytes_ = 0;
-  std::optional<Snapshot> whole_, incoming_;
-  std::map<std::int64_t, Gradients> gradients_;  // by step
-  std::map<std::int64_t, v1::BuddyStep> steps_;
-  std::vector<Item> index_;
+  mutable Mutex mutex_;
+  std::int64_t life_ MUOND_GUARDED_BY(mutex_) = 0;  // how often all was cleared
+  std::int64_t bytes_ MUOND_GUARDED_BY(mutex_) = 0;
+  std::optional<Snapshot> whole_ MUOND_GUARDED_BY(mutex_);
+  std::optional<Snapshot> incoming_ MUOND_GUARDED_BY(mutex_);
+  std::map<std::int64_t, Gradients> gradients_ MUOND_GUARDED_BY(mutex_);  // by step
+  std::map<std::int64_t, v1::BuddyStep> steps_ MUOND_GUARDED_BY(mutex_);
+  std::vector<Item> index_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace muond

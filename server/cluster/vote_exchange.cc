@@ -61,7 +61,7 @@ void VoteExchange::Start() {
 }
 
 void VoteExchange::Stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   stopped_ = true;
   // What is on its way goes on: the last daemon to vote has its verdict at once, and the others
   // wait for its vote.
@@ -69,14 +69,14 @@ void VoteExchange::Stop() {
 }
 
 bool VoteExchange::stopped() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return stopped_;
 }
 
 void VoteExchange::Send(Line& line) {
   // Asked for outside the lock: the listener has one of its own, and may be calling Stop.
   const std::vector<CastVote> known = listener_.known();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopped_ && line.context != nullptr) return;  // everybody is told once
   line.request.Clear();
   line.reply.Clear();
@@ -117,7 +117,7 @@ void VoteExchange::OnReply(Line& line, const absl::Status& status) {
       listener_.trouble(line.daemon, absl::UnavailableError(status.message()));
     }
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopped_) return;
   const absl::Duration pause = line.pause;
   line.pause = std::min(line.pause * kPauseGrowth, kLongestPause);

@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "proto/mutex.h"
 #include "server/cluster/peers.h"
 #include "server/step/step_machine.h"
 
@@ -61,8 +61,8 @@ class VoteExchange : public std::enable_shared_from_this<VoteExchange> {
   const v1::PeerRun introduction_;
   const std::int64_t step_;
   const Listener listener_;
-  mutable std::mutex mutex_;
-  bool stopped_ = false;
+  mutable Mutex mutex_;
+  bool stopped_ MUOND_GUARDED_BY(mutex_) = false;
   std::vector<std::unique_ptr<Line>> lines_;
 };
 

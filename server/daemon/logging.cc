@@ -1,6 +1,7 @@
 #include "server/daemon/logging.h"
 
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "nlohmann/json.hpp"
@@ -63,6 +64,7 @@ class LimitedSink final : public spdlog::sinks::base_sink<std::mutex> {
   }
 
  private:
+  // By mutex_, which is spdlog's: it holds it for the methods above.
   LogFilter filter_;
   std::function<void(std::string_view)> listener_;
   spdlog::sinks::stderr_sink_mt stderr_;

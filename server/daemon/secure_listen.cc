@@ -5,15 +5,14 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "grpc/grpc_security_constants.h"
 #include "grpcpp/security/auth_metadata_processor.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
 #include "proto/check.h"
+#include "proto/mutex.h"
 #include "proto/status.h"
 #include "server/rpc/roles.h"
 #include "spdlog/spdlog.h"
@@ -53,7 +52,7 @@ class RoleGuard : public grpc::AuthMetadataProcessor {
  private:
   // At most one line a second: whoever is refused decides how often to try.
   void Log(const absl::Status& status) {
-    const absl::MutexLock lock(&mutex_);
+    MutexLock lock(mutex_);
     ++unlogged_;
     const absl::Time now = absl::Now();
     if (now < next_line_) return;
@@ -63,9 +62,9 @@ class RoleGuard : public grpc::AuthMetadataProcessor {
     next_line_ = now + kRefusalLogInterval;
   }
 
-  absl::Mutex mutex_;
-  absl::Time next_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  std::int64_t unlogged_ ABSL_GUARDED_BY(mutex_) = 0;
+  Mutex mutex_;
+  absl::Time next_line_ MUOND_GUARDED_BY(mutex_) = absl::InfinitePast();
+  std::int64_t unlogged_ MUOND_GUARDED_BY(mutex_) = 0;
 };
 
 absl::Status CheckOwnCertificate(const TlsFiles& files) {

@@ -220,8 +220,10 @@ void Engines::FinishInitial(std::function<void(const absl::StatusOr<StateHealth>
 
 // Reductions that come from now on must not run before the job that is posted next.
 void Engines::CloseBatches() {
-  std::lock_guard lock(mutex_);
-  for (auto& unit : units_) unit->batch = nullptr;
+  for (auto& unit : units_) {
+    MutexLock lock(unit->mutex);
+    unit->batch = nullptr;
+  }
 }
 
 void Engines::SetHyperparameters(const HyperparametersByGroup& muon,
@@ -247,7 +249,7 @@ void Engines::Reduce(
   for (Unit* unit : reduction->units) {
     std::shared_ptr<ReduceBatch> made;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(unit->mutex);
       std::shared_ptr<ReduceBatch>& batch = unit->batch;
       if (batch == nullptr) batch = made = std::make_shared<ReduceBatch>();
       batch->reductions.push_back(reduction);
@@ -259,7 +261,7 @@ void Engines::Reduce(
 // On the device's thread.
 void Engines::RunBatch(Unit& unit, const std::shared_ptr<ReduceBatch>& batch) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(unit.mutex);
     if (unit.batch == batch) unit.batch = nullptr;
   }
   const auto start = std::chrono::steady_clock::now();

@@ -11,12 +11,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device_memory.h"
+#include "proto/mutex.h"
 #include "server/engine/engine.h"
 #include "server/engine/executor.h"
 
@@ -117,9 +117,10 @@ class Engines {
     std::unique_ptr<Engine> engine;
     Executor* executor = nullptr;
     int device = 0;
-    // Reductions whose job still waits, under mutex_. Later ones join it, unless a job that touches
-    // gradients or rules was posted behind it.
-    std::shared_ptr<ReduceBatch> batch;
+    Mutex mutex;
+    // Reductions whose job still waits. Later ones join it, unless a job that touches gradients or
+    // rules was posted behind it.
+    std::shared_ptr<ReduceBatch> batch MUOND_GUARDED_BY(mutex);
   };
 
   Engines(std::vector<EngineDevice> devices, EngineFaults faults, bool overlap,
@@ -146,8 +147,6 @@ class Engines {
   std::vector<Dims> shapes_;
   std::vector<std::unique_ptr<Unit>> units_;  // of all devices, then of all for each addition
   std::vector<int> first_unit_;               // by parameter: that of its device 0
-
-  std::mutex mutex_;  // of the units' batches
 };
 
 }  // namespace muond

@@ -1,6 +1,5 @@
 #include "server/engine/engines.h"
 
-#include <condition_variable>
 #include <cstring>
 #include <future>
 

@@ -10,7 +10,7 @@ Executor::Executor() : thread_([this] { Loop(); }) {}
 
 Executor::~Executor() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   ready_.notify_all();
@@ -19,7 +19,7 @@ Executor::~Executor() {
 
 void Executor::Post(std::function<void()> job) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     jobs_.push_back(std::move(job));
     ++posted_;
   }
@@ -28,7 +28,7 @@ void Executor::Post(std::function<void()> job) {
 
 void Executor::PostIdle(std::function<void()> job) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     idle_jobs_.push_back(std::move(job));
     ++posted_;
   }
@@ -36,25 +36,29 @@ void Executor::PostIdle(std::function<void()> job) {
 }
 
 std::size_t Executor::queued() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return jobs_.size() + idle_jobs_.size();
 }
 
 std::uint64_t Executor::posted() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return posted_;
 }
 
 void Executor::WaitIdle() const {
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return jobs_.empty() && idle_jobs_.empty() && !running_; });
+  MutexLock lock(mutex_);
+  idle_.wait(lock, [this]() MUOND_REQUIRES(mutex_) {
+    return jobs_.empty() && idle_jobs_.empty() && !running_;
+  });
 }
 
 void Executor::Loop() {
   const LongTurns turns;  // what it computes is never small
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    ready_.wait(lock, [this] { return stopping_ || !jobs_.empty() || !idle_jobs_.empty(); });
+    ready_.wait(lock, [this]() MUOND_REQUIRES(mutex_) {
+      return stopping_ || !jobs_.empty() || !idle_jobs_.empty();
+    });
     auto& from = jobs_.empty() ? idle_jobs_ : jobs_;
     if (from.empty()) return;
     std::function<void()> job = std::move(from.front());

@@ -2,14 +2,14 @@
 // in the right order needs no other lock on optimizer state.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "proto/mutex.h"
 
 namespace muond {
 
@@ -34,13 +34,14 @@ class Executor {
 
  private:
   void Loop();
-  mutable std::mutex mutex_;
-  std::condition_variable ready_;
-  mutable std::condition_variable idle_;
-  std::deque<std::function<void()>> jobs_, idle_jobs_;
-  std::uint64_t posted_ = 0;
-  bool running_ = false;
-  bool stopping_ = false;
+  mutable Mutex mutex_;
+  CondVar ready_;
+  mutable CondVar idle_;
+  std::deque<std::function<void()>> jobs_ MUOND_GUARDED_BY(mutex_);
+  std::deque<std::function<void()>> idle_jobs_ MUOND_GUARDED_BY(mutex_);
+  std::uint64_t posted_ MUOND_GUARDED_BY(mutex_) = 0;
+  bool running_ MUOND_GUARDED_BY(mutex_) = false;
+  bool stopping_ MUOND_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

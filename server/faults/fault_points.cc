@@ -89,7 +89,7 @@ const std::array<FaultPointInfo, static_cast<std::size_t>(FaultPoint::kCount)>& 
 
 void FaultInjector::Arm(FaultPoint point, std::int64_t after, std::int64_t count) {
   MUOND_CHECK(point < FaultPoint::kCount && after >= 0 && count >= 0, "arming is well-formed");
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Plan& plan = plans_[static_cast<std::size_t>(point)];
   plan = Plan{after, count, count == kForever, plan.fired};
   armed_.fetch_or(Bit(point), std::memory_order_relaxed);
@@ -106,12 +106,12 @@ absl::Status FaultInjector::ArmFromSpec(const std::string& spec) {
 }
 
 void FaultInjector::Disarm() {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   armed_.store(0, std::memory_order_relaxed);
 }
 
 bool FaultInjector::FireArmed(FaultPoint point) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // Another thread may have used up the plan since the caller looked.
   if ((armed_.load(std::memory_order_relaxed) & Bit(point)) == 0) return false;
   Plan& plan = plans_[static_cast<std::size_t>(point)];
@@ -131,7 +131,7 @@ void FaultInjector::StopHere(FaultPoint point) {
 }
 
 std::int64_t FaultInjector::fired(FaultPoint point) const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return plans_[static_cast<std::size_t>(point)].fired;
 }
 

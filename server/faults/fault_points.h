@@ -6,10 +6,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
+#include "proto/mutex.h"
 
 namespace muond {
 
@@ -83,8 +83,8 @@ class FaultInjector {
   bool FireArmed(FaultPoint point);
 
   std::atomic<std::uint32_t> armed_{0};  // one bit per point
-  mutable std::mutex mutex_;
-  std::array<Plan, static_cast<std::size_t>(FaultPoint::kCount)> plans_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::array<Plan, static_cast<std::size_t>(FaultPoint::kCount)> plans_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace muond

@@ -48,7 +48,7 @@ void RpcMetrics::Make(std::size_t code) {
 }
 
 prometheus::Counter* RpcMetrics::HandledAs(std::size_t code) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (code >= handled_.size()) code = At(absl::StatusCode::kUnknown);
   if (handled_[code] == nullptr) {
     if (rare_->fetch_add(1) >= kRareCodeSeries) return handled_[At(absl::StatusCode::kUnknown)];
@@ -157,7 +157,7 @@ void DaemonMetrics::AddMemory(MemoryKind kind, std::int64_t bytes) {
 
 RpcMetrics& DaemonMetrics::Rpc(const std::string& service, const std::string& method,
                                const std::string& type) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto& slot = rpcs_[{type, service, method}];
   if (slot == nullptr) {
     slot = std::make_unique<RpcMetrics>(families_.get(), LabelValues{type, service, method},

@@ -9,7 +9,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -17,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "proto/mutex.h"
 #include "server/metrics/run_metrics.h"
 #include "server/metrics/series.h"
 
@@ -68,15 +68,16 @@ class RpcMetrics {
   void OnHandled(absl::StatusCode code, absl::Duration elapsed);
 
  private:
-  void Make(std::size_t code);
+  void Make(std::size_t code) MUOND_REQUIRES(mutex_);
   prometheus::Counter* HandledAs(std::size_t code);
 
-  std::mutex mutex_;  // of series_ and handled_
-  SeriesSet series_;
+  Mutex mutex_;
+  SeriesSet series_ MUOND_GUARDED_BY(mutex_);
   const LabelValues method_;
   std::atomic<int>* const rare_;
   prometheus::Counter* started_;
-  std::vector<prometheus::Counter*> handled_;  // by status code; null: none ended so yet
+  // By status code; null: none ended so yet.
+  std::vector<prometheus::Counter*> handled_ MUOND_GUARDED_BY(mutex_);
   prometheus::Histogram* handling_;
 };
 
@@ -139,9 +140,10 @@ class DaemonMetrics {
   std::map<std::string, std::vector<prometheus::Counter*>> transport_fallbacks_;
   prometheus::Gauge *arenas_attached_, *ipc_attached_, *pairs_attached_;
 
-  std::mutex mutex_;  // of rpcs_
   std::atomic<int> rare_codes_{0};
-  std::map<std::tuple<std::string, std::string, std::string>, std::unique_ptr<RpcMetrics>> rpcs_;
+  Mutex mutex_;
+  std::map<std::tuple<std::string, std::string, std::string>, std::unique_ptr<RpcMetrics>> rpcs_
+      MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace muond

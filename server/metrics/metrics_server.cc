@@ -1,7 +1,6 @@
 #include "server/metrics/metrics_server.h"
 
 #include <charconv>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "civetweb.h"
 #include "proto/check.h"
+#include "proto/mutex.h"
 #include "server/metrics/worker_stack.h"
 
 namespace muond {
@@ -59,8 +59,8 @@ void Answer(mg_connection* connection, int code, std::string_view reason, std::s
 struct MetricsServer::Impl {
   const DaemonMetrics* metrics = nullptr;
   mg_context* context = nullptr;
-  std::mutex mutex;
-  std::string errors;  // what civetweb said, until it has started
+  Mutex mutex;
+  std::string errors MUOND_GUARDED_BY(mutex);  // what civetweb said, until it has started
 
   ~Impl() {
     if (context != nullptr) mg_stop(context);
@@ -69,7 +69,7 @@ struct MetricsServer::Impl {
   static int OnLog(const mg_connection* connection, const char* message) {
     auto* impl = static_cast<Impl*>(mg_get_user_data(mg_get_context(connection)));
     if (impl != nullptr) {
-      std::lock_guard lock(impl->mutex);
+      MutexLock lock(impl->mutex);
       if (impl->errors.size() < 1000) impl->errors += (impl->errors.empty() ? "" : "; ");
       if (impl->errors.size() < 1000) impl->errors += message;
     }
@@ -119,7 +119,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   GiveThreadsRoom();
   impl->context = mg_start2(&init, &error);
   if (impl->context == nullptr) {
-    std::lock_guard lock(impl->mutex);
+    MutexLock lock(impl->mutex);
     return absl::UnavailableError(absl::StrFormat(
         "metrics address \"%s\": cannot listen: %s", address,
         impl->errors.empty() ? std::string(text) : impl->errors));

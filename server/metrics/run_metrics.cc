@@ -145,7 +145,7 @@ int RunMetrics::SlotOf(int group) const {
 }
 
 void RunMetrics::SetState(State state) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (std::size_t i = 0; i < state_.size(); ++i) {
     state_[i]->Set(i == static_cast<std::size_t>(state) ? 1 : 0);
   }
@@ -179,7 +179,7 @@ void RunMetrics::SetLearningRate(int group, double learning_rate) {
 }
 
 void RunMetrics::OnStepBegin(absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (begun_ != absl::InfinitePast()) return;
   begun_ = now;
   Set(inflight_start_, UnixSeconds(now));
@@ -198,12 +198,12 @@ void RunMetrics::ClearInflight() {
 }
 
 void RunMetrics::OnStepAbandoned() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ClearInflight();
 }
 
 void RunMetrics::OnOutcome(const StepOutcome& outcome, ScaleMove move, absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   steps_[LabelOf(outcome)]->Increment();
   last_step_->Set(static_cast<double>(outcome.step));
   Set(last_step_timestamp_, UnixSeconds(now));
@@ -225,7 +225,7 @@ void RunMetrics::OnOutcome(const StepOutcome& outcome, ScaleMove move, absl::Tim
 }
 
 void RunMetrics::OnStepFailed(absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   steps_[kFailed]->Increment();
   Set(last_step_timestamp_, UnixSeconds(now));
   ClearInflight();

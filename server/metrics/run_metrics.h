@@ -8,12 +8,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "proto/mutex.h"
 #include "proto/values.h"
 #include "server/metrics/series.h"
 
@@ -156,7 +156,7 @@ class RunMetrics {
   void AddRunSeries(const Opening& opening);
   Slot AddSlot(const std::string& run, const std::string& label, bool learning_rate);
   int SlotOf(int group) const;
-  void ClearInflight();
+  void ClearInflight() MUOND_REQUIRES(mutex_);
 
   // Keeps the families alive, and is destroyed after the set that refers to them.
   std::shared_ptr<MetricFamilies> families_;
@@ -198,8 +198,8 @@ class RunMetrics {
   prometheus::Gauge* shard_elements_ = nullptr;
   prometheus::Counter* busy_ = nullptr;
 
-  std::mutex mutex_;  // of what follows, and of gauges that change together
-  absl::Time begun_ = absl::InfinitePast();
+  Mutex mutex_;  // of gauges that change together, too
+  absl::Time begun_ MUOND_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace muond

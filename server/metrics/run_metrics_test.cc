@@ -3,7 +3,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -184,19 +186,39 @@ TEST_F(RunMetricsTest, IsInExactlyOneState) {
 
 TEST_F(RunMetricsTest, NewtonSchulzOutcomesSumToTheCalls) {
   const auto run = daemon_.OpenRun(Opening());
-  run->OnGroupCommit(0,
-                     {.calls = 10, .zero_inputs = 1, .fallbacks = 2, .diverged = 2, .updates = 10});
-  Samples samples = Scrape();
-  const auto sample = [&](const char* rest) {
-    return samples[absl::StrFormat("muond_newton_schulz_%s,run=\"r\"}", rest)];
+  run->OnGroupCommit(0, {.calls = 20,
+                         .zero_inputs = 1,
+                         .fallbacks = 9,
+                         .low_rank = 2,
+                         .diverged = 3,
+                         .nonfinite = 4,
+                         .updates = 19});
+  run->OnGroupCommit(0, {.calls = 10, .fallbacks = 1, .diverged = 1, .updates = 10});
+  const Samples samples = Scrape();
+  const auto sample = [&](const std::string& rest) {
+    return samples.at(absl::StrFormat("muond_newton_schulz_%s,run=\"r\"}", rest));
   };
-  EXPECT_EQ(sample("calls_total{group=\"hidden\""), 10);
-  EXPECT_EQ(sample("outcomes_total{group=\"hidden\",outcome=\"ok\""), 8);
-  EXPECT_EQ(sample("outcomes_total{group=\"hidden\",outcome=\"diverged\""), 2);
+  const std::map<std::string, double> outcomes = {
+      {"ok", 20}, {"low_rank", 2}, {"diverged", 4}, {"nonfinite", 4}};
+  double sum = 0;
+  for (const auto& [outcome, count] : outcomes) {
+    const double exported =
+        sample(absl::StrFormat("outcomes_total{group=\"hidden\",outcome=\"%s\"", outcome));
+    EXPECT_EQ(exported, count) << outcome;
+    sum += exported;
+  }
+  EXPECT_EQ(sample("calls_total{group=\"hidden\""), 30);
+  EXPECT_EQ(sum, 30);
   EXPECT_EQ(sample("special_total{group=\"hidden\",kind=\"zero_input\""), 1);
-  EXPECT_EQ(sample("special_total{group=\"hidden\",kind=\"fallback\""), 2);
-  EXPECT_EQ(samples["muond_muon_updates_total{group=\"hidden\",run=\"r\"}"], 10);
-  EXPECT_EQ(samples["muond_newton_schulz_calls_total{group=\"rest\",run=\"r\"}"], 0);
+  EXPECT_EQ(sample("special_total{group=\"hidden\",kind=\"fallback\""), 10);
+  EXPECT_EQ(samples.at("muond_muon_updates_total{group=\"hidden\",run=\"r\"}"), 29);
+  EXPECT_EQ(samples.at("muond_newton_schulz_calls_total{group=\"rest\",run=\"r\"}"), 0);
+}
+
+TEST_F(RunMetricsTest, RefusesMoreBadOutcomesThanCalls) {
+  const auto run = daemon_.OpenRun(Opening());
+  EXPECT_DEATH(run->OnGroupCommit(0, {.calls = 1, .low_rank = 1, .diverged = 1}),
+               "more bad outcomes than calls");
 }
 
 TEST_F(RunMetricsTest, NeverExportsANonFiniteGauge) {
@@ -272,11 +294,32 @@ TEST_F(RunMetricsTest, SurvivesTheEndOfAnotherRunOfTheSameName) {
 }
 
 // AddressSanitizer is the judge: the run's series must not refer to what went with the daemon's.
+// What it writes to is its own as well as the daemon's, and goes with the last of them.
 TEST_F(RunMetricsTest, MayOutliveTheDaemonsMetrics) {
   auto daemon = std::make_unique<DaemonMetrics>(BuildInfo{});
-  const auto run = daemon->OpenRun(Opening());
+  const auto of_daemon = daemon->OpenRun(Opening());
   daemon.reset();
+  of_daemon->SetState(RunMetrics::State::kDraining);
+
+  auto families = std::make_shared<MetricFamilies>();
+  const std::weak_ptr<MetricFamilies> kept = families;
+  auto run = std::make_unique<RunMetrics>(std::move(families), Opening());
+  ASSERT_FALSE(kept.expired());
   run->SetState(RunMetrics::State::kDraining);
+  double draining = 0, series = 0;
+  for (const auto& family : kept.lock()->registry().Collect()) {
+    if (family.name != "muond_run_state") continue;
+    for (const auto& metric : family.metric) {
+      series += 1;
+      for (const auto& label : metric.label) {
+        if (label.name == "state" && label.value == "draining") draining = metric.gauge.value;
+      }
+    }
+  }
+  EXPECT_EQ(series, 6);
+  EXPECT_EQ(draining, 1);
+  run.reset();
+  EXPECT_TRUE(kept.expired());
 }
 
 TEST_F(RunMetricsTest, SumsTheGroupsBeyondTheLimitInOneSlot) {

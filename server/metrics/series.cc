@@ -1,11 +1,11 @@
 #include "server/metrics/series.h"
 
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "proto/check.h"
+#include "proto/mutex.h"
 
 namespace muond {
 namespace {
@@ -54,7 +54,7 @@ T* MetricFamilies::Acquire(MetricId id, const LabelValues& values) {
   auto** family = std::get_if<prometheus::Family<T>*>(&families_[static_cast<std::size_t>(id)]);
   MUOND_CHECK(family != nullptr, "the metric is of another type");
   const prometheus::Labels labels = LabelsOf(row, values);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   T* child;
   if constexpr (std::is_same_v<T, prometheus::Histogram>) {
     child = &(*family)->Add(labels, row.buckets);
@@ -67,7 +67,7 @@ T* MetricFamilies::Acquire(MetricId id, const LabelValues& values) {
 
 template <typename T>
 void MetricFamilies::Release(MetricId id, T* child) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto holder = holders_.find(child);
   MUOND_CHECK(holder != holders_.end(), "released a series that nobody holds");
   if (--holder->second > 0) return;

@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <variant>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
+#include "proto/mutex.h"
 #include "server/metrics/metric_table.h"
 
 namespace muond {
@@ -45,8 +45,8 @@ class MetricFamilies {
 
   prometheus::Registry registry_;
   std::vector<AnyFamily> families_;  // by MetricId
-  std::mutex mutex_;
-  std::map<const void*, int> holders_;  // of each child
+  Mutex mutex_;
+  std::map<const void*, int> holders_ MUOND_GUARDED_BY(mutex_);  // of each child
 };
 
 // Series that go away together. Destroying the set removes those that nobody else holds. Not

@@ -1,8 +1,8 @@
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <utility>
 
+#include "proto/mutex.h"
 #include "server/rpc/admin_service.h"
 
 namespace muond {
@@ -21,7 +21,7 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::StepEvent> {
 
   void OnWriteDone(bool ok) override {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       writing_ = false;
       if (!ok) ended_ = true;
     }
@@ -29,7 +29,7 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::StepEvent> {
   }
   void OnCancel() override {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ended_ = true;
     }
     Continue();
@@ -42,7 +42,7 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::StepEvent> {
  private:
   void OnEvent(const std::shared_ptr<const StepEvent>& event) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (event == nullptr) {
         ended_ = true;
       } else if (waiting_.size() == kWaitingMax) {
@@ -58,7 +58,7 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::StepEvent> {
   void Continue() {
     bool finish = false;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (writing_ || finished_) return;
       if (ended_) {
         finish = finished_ = true;
@@ -80,10 +80,12 @@ class WatchStream final : public grpc::ServerWriteReactor<v1::StepEvent> {
 
   StepEvents* const events_;
   std::uint64_t subscription_ = 0;
-  std::mutex mutex_;
-  std::deque<std::shared_ptr<const StepEvent>> waiting_;
-  std::int64_t missed_ = 0;
-  bool writing_ = false, ended_ = false, finished_ = false;
+  Mutex mutex_;
+  std::deque<std::shared_ptr<const StepEvent>> waiting_ MUOND_GUARDED_BY(mutex_);
+  std::int64_t missed_ MUOND_GUARDED_BY(mutex_) = 0;
+  bool writing_ MUOND_GUARDED_BY(mutex_) = false;
+  bool ended_ MUOND_GUARDED_BY(mutex_) = false;
+  bool finished_ MUOND_GUARDED_BY(mutex_) = false;
   v1::StepEvent message_;
 };
 

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "proto/check.h"
 #include "proto/convert.h"
 #include "proto/grpc_deadline.h"
+#include "proto/mutex.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/exchange_fill.h"
 #include "server/rpc/exchange_windows.h"
@@ -117,7 +117,10 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     }
 
     absl::Status CloseInitial(const std::vector<OpenSlice>& slices) {
-      writing_ = static_cast<int>(slices.size()) + 1;
+      {
+        MutexLock lock(mutex_);
+        writing_ = static_cast<int>(slices.size()) + 1;
+      }
       for (const OpenSlice& slice : slices) {
         run_->CloseInitial(slice, [self = shared_from_this()](const auto& arrival) {
           self->OnWritten(arrival);
@@ -130,7 +133,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     void OnWritten(const absl::StatusOr<SliceArrival>& arrival, bool last = false) {
       absl::Status failed;
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         v1::InitializeReply& initial = *reply_.mutable_initialize();
         if (last) {
         } else if (!arrival.ok()) {
@@ -178,7 +181,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
       const absl::Duration wait =
           finish.wait_ms() > 0 ? std::min(absl::Milliseconds(finish.wait_ms()), rpc_.step_deadline)
                                : rpc_.step_deadline;
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (ended_) return;
       // An alarm keeps its callback for life: holding this there would keep call and run for ever.
       alarm_.Set(GrpcDeadlineIn(wait),
@@ -284,7 +287,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
 
     void Answer(const absl::Status& status) {
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         if (std::exchange(ended_, true)) return;
       }
       alarm_.Cancel();
@@ -309,10 +312,10 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
     std::shared_ptr<ParameterTargets> targets_;
     bool applied_ = false;
     std::atomic<std::uint64_t> waiter_{0};
-    std::mutex mutex_;  // of what follows
-    int writing_ = 0;
-    absl::Status failed_;
-    bool ended_ = false;
+    Mutex mutex_;
+    int writing_ MUOND_GUARDED_BY(mutex_) = 0;
+    absl::Status failed_ MUOND_GUARDED_BY(mutex_);
+    bool ended_ MUOND_GUARDED_BY(mutex_) = false;
     grpc::Alarm alarm_;
   };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include "proto/check.h"
 #include "proto/convert.h"
 #include "proto/crc32c.h"
+#include "proto/mutex.h"
 
 namespace muond {
 namespace {
@@ -87,7 +87,7 @@ class Taker {
 
   static absl::Status Move(kernels::DeviceMemory& memory, const std::vector<Taken*>& some) {
     std::vector<kernels::MoveJob> moves;
-    std::vector<std::unique_lock<std::mutex>> locks;
+    std::vector<MovableLock> locks;
     for (const Taken* taken : some) {
       MUOND_ASSIGN_OR_RETURN(auto lock, taken->slice.receiver->BeginMoves(
                                             taken->header, taken->from, taken->bytes,

@@ -1,8 +1,8 @@
 #include <memory>
-#include <mutex>
 
 #include "proto/check.h"
 #include "proto/chunk_message.h"
+#include "proto/mutex.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/incoming_slices.h"
 #include "server/rpc/optimizer_service.h"
@@ -26,7 +26,7 @@ class InitializeStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> 
 
   void OnReadDone(bool ok) override {
     const absl::Status status = ok ? Take() : slices_.CheckNoneOpen();
-    Decide([&] {
+    Decide([&]() MUOND_REQUIRES(mutex_) {
       if (!status.ok() && status_.ok()) status_ = status;
       reading_ = ok && status_.ok();
       paused_ = reading_ && pending_ >= kPendingMax;
@@ -56,11 +56,11 @@ class InitializeStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> 
 
   absl::Status Close(const OpenSlice& slice) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ++pending_;
     }
     run_->CloseInitial(slice, [this](const absl::StatusOr<SliceArrival>& arrival) {
-      Decide([&] {
+      Decide([&]() MUOND_REQUIRES(mutex_) {
         --pending_;
         if (!arrival.ok()) {
           if (status_.ok()) status_ = arrival.status();
@@ -82,29 +82,31 @@ class InitializeStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> 
   template <typename Change>
   void Decide(Change change) {
     bool read = false, end = false;
+    absl::Status status;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       read = change();
       end = !read && !reading_ && pending_ == 0 && !ended_;
       ended_ = ended_ || end;
+      status = status_;
     }
     if (read) {
       message_.Clear();
       StartRead(&message_);
     }
-    if (end) End();
+    if (end) End(status);
   }
 
-  void End() {
+  void End(const absl::Status& status) {
     slices_.AbandonAll();
-    slices_.CountError(status_);
-    if (status_.ok() && run_ != nullptr) {
+    slices_.CountError(status);
+    if (status.ok() && run_ != nullptr) {
       const Run::InitialProgress progress = run_->initial_progress();
       reply_.set_complete(progress.complete);
       for (const std::string& name : progress.missing) reply_.add_missing(name);
     }
     *reply_buffer_ = ToBuffer(reply_);
-    Finish(Answer(context_, status_, run_.get()));
+    Finish(Answer(context_, status, run_.get()));
   }
 
   grpc::CallbackServerContext* const context_;
@@ -116,12 +118,12 @@ class InitializeStream final : public grpc::ServerReadReactor<grpc::ByteBuffer> 
   std::int64_t generation_ = 0;
   IncomingSlices slices_;
 
-  std::mutex mutex_;  // of what follows: reads and the executor come on different threads
-  int pending_ = 0;
-  bool reading_ = true;  // a read is under way or will be started
-  bool paused_ = false;
-  bool ended_ = false;
-  absl::Status status_;
+  Mutex mutex_;  // reads and the executor come on different threads
+  int pending_ MUOND_GUARDED_BY(mutex_) = 0;
+  bool reading_ MUOND_GUARDED_BY(mutex_) = true;  // a read is under way or will be started
+  bool paused_ MUOND_GUARDED_BY(mutex_) = false;
+  bool ended_ MUOND_GUARDED_BY(mutex_) = false;
+  absl::Status status_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -1,11 +1,11 @@
 // OpenPair and ClosePair: NCCL between a trainer's GPU and the daemon's.
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "proto/check.h"
+#include "proto/mutex.h"
 #include "proto/steady_time.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
@@ -50,8 +50,8 @@ class PairCall final : public grpc::ServerWriteReactor<v1::OpenPairReply> {
 
  private:
   struct State {
-    std::mutex mutex;
-    PairCall* call = nullptr;  // null: it has ended
+    Mutex mutex;
+    PairCall* call MUOND_GUARDED_BY(mutex) = nullptr;  // null: it has ended
   };
 
   absl::Status Open(const v1::OpenPairRequest& request) {
@@ -99,7 +99,7 @@ class PairCall final : public grpc::ServerWriteReactor<v1::OpenPairReply> {
   static void End(State& state, const absl::Status& status) {
     PairCall* call = nullptr;
     {
-      std::lock_guard lock(state.mutex);
+      MutexLock lock(state.mutex);
       call = std::exchange(state.call, nullptr);
     }
     if (call != nullptr) call->Finish(Answer(call->context_, status, call->run_.get()));

@@ -1,6 +1,5 @@
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "grpc/slice.h"
 #include "proto/check.h"
 #include "proto/chunk_message.h"
+#include "proto/mutex.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/incoming_slices.h"
 #include "server/rpc/optimizer_service.h"
@@ -34,7 +34,7 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   void OnWriteDone(bool ok) override {
-    Advance([&] {
+    Advance([&]() MUOND_REQUIRES(mutex_) {
       writing_ = false;
       if (!ok && status_.ok()) status_ = absl::CancelledError("the caller went away");
     });
@@ -54,8 +54,9 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   template <typename Change>
   void Advance(Change change) {
     bool write = false, read = false, end = false;
+    absl::Status status;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       change();
       if (status_.ok() && ready_ && !writing_) {
         message_ = *std::exchange(ready_, std::nullopt);
@@ -64,6 +65,7 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       if (status_.ok() && !reading_ && !ready_ && !plan_->done()) read = reading_ = true;
       end = !writing_ && !reading_ && !ended_;
       ended_ = ended_ || end;
+      if (end) status = status_;
     }
     // A read that is under way keeps the stream; after the write alone it may be gone.
     if (read && write) {
@@ -72,7 +74,7 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     }
     if (write) return StartWrite(&message_);
     if (read) return Read();
-    if (end) Finish(Answer(context_, status_, run_.get()));
+    if (end) Finish(Answer(context_, status, run_.get()));
   }
 
   // The pieces of the next message: one, or as many small ones as fit.
@@ -88,7 +90,10 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       if (!batch_ || pieces_.size() == kPiecesMax) break;
     }
     missing_ = pieces_.size();
-    failure_ = absl::OkStatus();
+    {
+      MutexLock lock(mutex_);
+      failure_ = absl::OkStatus();
+    }
     // The last answer may come before this loop has ended: it frees what the loop uses.
     const std::vector<Piece> pieces = pieces_;
     const std::shared_ptr<Run> run = run_;
@@ -102,17 +107,22 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   void OnPiece(const absl::Status& status) {
     if (!status.ok()) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (failure_.ok()) failure_ = status;
     }
     if (missing_.fetch_sub(1) > 1) return;
     std::optional<grpc::ByteBuffer> message;
-    if (failure_.ok()) message = Encode();
-    Advance([&] {
+    if (failure().ok()) message = Encode();
+    Advance([&]() MUOND_REQUIRES(mutex_) {
       reading_ = false;
       if (!failure_.ok() && status_.ok()) status_ = failure_;
       ready_ = std::move(message);
     });
+  }
+
+  absl::Status failure() {
+    MutexLock lock(mutex_);
+    return failure_;
   }
 
   grpc::ByteBuffer Encode() const {
@@ -140,13 +150,15 @@ class PullStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   bool batch_ = false;
   std::vector<Piece> pieces_;             // being read
   std::atomic<std::size_t> missing_ = 0;  // of them
-  absl::Status failure_;                  // of the first that could not be read
+  Mutex mutex_;
+  absl::Status failure_ MUOND_GUARDED_BY(mutex_);  // of the first that could not be read
   grpc::ByteBuffer message_;              // being written
 
-  std::mutex mutex_;  // of what follows and of failure_
-  bool reading_ = false, writing_ = false, ended_ = false;
-  std::optional<grpc::ByteBuffer> ready_;  // read, not written yet
-  absl::Status status_;
+  bool reading_ MUOND_GUARDED_BY(mutex_) = false;
+  bool writing_ MUOND_GUARDED_BY(mutex_) = false;
+  bool ended_ MUOND_GUARDED_BY(mutex_) = false;
+  std::optional<grpc::ByteBuffer> ready_ MUOND_GUARDED_BY(mutex_);  // read, not written yet
+  absl::Status status_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace

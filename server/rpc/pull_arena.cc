@@ -1,13 +1,13 @@
 // Pull through an arena: the executor reads parameters straight into windows that the trainer sees.
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
 #include "proto/crc32c.h"
+#include "proto/mutex.h"
 #include "server/rpc/answer.h"
 #include "server/rpc/optimizer_service.h"
 #include "server/rpc/pull_plan.h"
@@ -31,7 +31,7 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
 
   void OnReadDone(bool ok) override {
     const absl::Status status = ok ? Take() : absl::OkStatus();
-    Advance([&] {
+    Advance([&]() MUOND_REQUIRES(mutex_) {
       hearing_ = ok && status.ok();
       if (!status.ok() && status_.ok()) status_ = status;
       if (!ok && !told_all_ && status_.ok()) status_ = absl::CancelledError("the caller went away");
@@ -39,7 +39,7 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
     });
   }
   void OnWriteDone(bool ok) override {
-    Advance([&] {
+    Advance([&]() MUOND_REQUIRES(mutex_) {
       writing_ = false;
       if (!ok && status_.ok()) status_ = absl::CancelledError("the caller went away");
       return false;
@@ -58,6 +58,7 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
         arena_, rpc_.arenas->Find(request_.arena(), {run_->name(), request_.pull().rank()}));
     MUOND_RETURN_IF_ERROR(arena_->BeginPull());
     leased_ = true;
+    MutexLock lock(mutex_);
     for (std::size_t i = 0; i < arena_->layout().windows.size(); ++i) {
       if (!arena_->layout().windows[i].to_daemon) free_.push_back(static_cast<std::int64_t>(i));
     }
@@ -71,7 +72,7 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
   }
 
   absl::Status Free(std::int64_t window, std::int64_t sequence) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (window < 0 || window >= std::ssize(told_) || told_[window] == 0 ||
         told_[window] != sequence) {
       return absl::InvalidArgumentError(
@@ -88,8 +89,9 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
   template <typename Change>
   void Advance(Change change) {
     bool hear = false, write = false, read = false, end = false;
+    absl::Status status;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       hear = change();
       if (status_.ok() && ready_ && !writing_) {
         std::swap(reply_, next_);
@@ -108,11 +110,12 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
       end = !writing_ && !reading_ && !ended_ && (!status_.ok() || told_all_);
       ended_ = ended_ || end;
       if (ended_) hear = false;
+      if (end) status = status_;
     }
     if (hear) StartRead(&request_);
     if (write) StartWrite(&reply_);
     if (read) ReadWindow();
-    if (end) Finish(Answer(context_, status_, run_.get()));
+    if (end) Finish(Answer(context_, status, run_.get()));
   }
 
   struct Piece {
@@ -131,7 +134,10 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
       if (used >= window.bytes || pieces_.size() == kRegionsMax) break;
     }
     missing_ = pieces_.size();
-    failure_ = absl::OkStatus();
+    {
+      MutexLock lock(mutex_);
+      failure_ = absl::OkStatus();
+    }
     // The last answer may come before this loop has ended: it frees what the loop uses.
     const std::size_t count = pieces_.size();
     const std::vector<Piece> pieces = pieces_;
@@ -151,17 +157,22 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
       Piece& piece = pieces_[index];
       piece.crc32c = Crc32c(at, static_cast<std::size_t>(piece.piece.bytes()));
     } else {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (failure_.ok()) failure_ = status;
     }
     if (missing_.fetch_sub(1) > 1) return;
-    if (failure_.ok()) Describe();
-    Advance([&] {
+    if (failure().ok()) Describe();
+    Advance([&]() MUOND_REQUIRES(mutex_) {
       reading_ = false;
       ready_ = failure_.ok();
       if (!failure_.ok() && status_.ok()) status_ = failure_;
       return false;
     });
+  }
+
+  absl::Status failure() {
+    MutexLock lock(mutex_);
+    return failure_;
   }
 
   // Makes the message of a window that is full.
@@ -196,14 +207,19 @@ class ArenaPullStream final : public grpc::ServerBidiReactor<v1::PullArenaReques
   std::int64_t sequence_ = 0;             // of fills
   std::vector<Piece> pieces_;             // of that window
   std::atomic<std::size_t> missing_ = 0;  // of them
-  absl::Status failure_;
 
-  std::mutex mutex_;  // of what follows and of failure_
-  std::vector<std::int64_t> free_;
-  std::vector<std::int64_t> told_;  // by window: the fill that the trainer has; 0: none
-  bool hearing_ = true, reading_ = false, writing_ = false, ready_ = false;
-  bool told_all_ = false, ended_ = false;
-  absl::Status status_;
+  Mutex mutex_;
+  absl::Status failure_ MUOND_GUARDED_BY(mutex_);
+  std::vector<std::int64_t> free_ MUOND_GUARDED_BY(mutex_);
+  // By window: the fill that the trainer has; 0: none.
+  std::vector<std::int64_t> told_ MUOND_GUARDED_BY(mutex_);
+  bool hearing_ MUOND_GUARDED_BY(mutex_) = true;
+  bool reading_ MUOND_GUARDED_BY(mutex_) = false;
+  bool writing_ MUOND_GUARDED_BY(mutex_) = false;
+  bool ready_ MUOND_GUARDED_BY(mutex_) = false;
+  bool told_all_ MUOND_GUARDED_BY(mutex_) = false;
+  bool ended_ MUOND_GUARDED_BY(mutex_) = false;
+  absl::Status status_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -113,7 +113,7 @@ Checkpointer::~Checkpointer() { Stop(); }
 
 void Checkpointer::Stop() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -131,22 +131,23 @@ void Checkpointer::Start(RunTable* runs) {
 
 void Checkpointer::Wake() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     awake_ = true;
   }
   wake_.notify_all();
 }
 
 void Checkpointer::Loop() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
-    wake_.wait_for(lock, absl::ToChronoMilliseconds(kTick), [this] { return awake_ || stopping_; });
+    wake_.wait_for(lock, absl::ToChronoMilliseconds(kTick),
+                   [this]() MUOND_REQUIRES(mutex_) { return awake_ || stopping_; });
     awake_ = false;
     if (stopping_ || ticking_) continue;  // one at a time; the next finds what this one missed
     ticking_ = true;
     coordinate_->Post([this] {
       Tick();
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ticking_ = false;
     });
   }

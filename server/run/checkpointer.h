@@ -10,12 +10,10 @@
 // Thread rule: any thread. Callbacks run on a thread of this class.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -24,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "muond/v1/checkpoint.pb.h"
+#include "proto/mutex.h"
 #include "server/checkpoint/store.h"
 #include "server/engine/executor.h"
 #include "server/run/run_table.h"
@@ -125,9 +124,11 @@ class Checkpointer {
   std::map<std::string, Progress> progress_;
   std::int64_t saves_ = 0;  // begun by this process
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool awake_ = false, stopping_ = false, ticking_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  bool awake_ MUOND_GUARDED_BY(mutex_) = false;
+  bool stopping_ MUOND_GUARDED_BY(mutex_) = false;
+  bool ticking_ MUOND_GUARDED_BY(mutex_) = false;
   std::unique_ptr<Executor> coordinate_, parts_;
   std::thread clock_;
 };

@@ -33,7 +33,7 @@ bool StepObserver::Samples(std::int64_t step) const {
 }
 
 void StepObserver::OnBegin(absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (event_.begin_seconds == 0) event_.begin_seconds = UnixSeconds(now);
 }
 
@@ -41,12 +41,12 @@ void StepObserver::OnReduced(const ReducedGradient& result) {
   if (result.seconds <= 0) return;
   metrics_->ObservePhase(StepPhase::kReduce, absl::Seconds(result.seconds));
   run_metrics_->AddBusySeconds(result.seconds);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   event_.phases.push_back(SpanUntilNow("reduce", result.device, result.seconds));
 }
 
 void StepObserver::OnVote(absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (voted_ != absl::InfinitePast()) return;
   voted_ = now;
   if (event_.begin_seconds == 0) return;
@@ -58,7 +58,7 @@ void StepObserver::OnVote(absl::Time now) {
 }
 
 void StepObserver::OnVerdict(absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (voted_ == absl::InfinitePast()) return;
   event_.phases.push_back({.phase = "vote",
                            .device = -1,
@@ -81,7 +81,7 @@ void StepObserver::OnCommitted(const CommitReport& report) {
     if (seconds > 0) metrics_->ObservePhase(phase, absl::Seconds(seconds));
   }
   for (const PhaseSpan& span : diagnostics.spans) run_metrics_->AddBusySeconds(span.seconds);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   event_.phases.insert(event_.phases.end(), diagnostics.spans.begin(), diagnostics.spans.end());
   event_.sampled = diagnostics.sampled;
   event_.worst_residuals = Named(diagnostics.residuals);
@@ -118,7 +118,7 @@ std::vector<NamedValue> StepObserver::Named(const RemarkableList& list) const {
 void StepObserver::OnOutcome(const StepOutcome& outcome, RunMetrics::ScaleMove move,
                              absl::Time now, const HyperparametersByGroup& muon,
                              const HyperparametersByGroup& adamw) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   StepEvent event = std::exchange(event_, {});
   voted_ = absl::InfinitePast();
   event.run = spec().name;
@@ -137,7 +137,7 @@ void StepObserver::OnOutcome(const StepOutcome& outcome, RunMetrics::ScaleMove m
 }
 
 void StepObserver::OnAbandoned() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   event_ = {};
   voted_ = absl::InfinitePast();
 }

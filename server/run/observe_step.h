@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 #include "absl/time/time.h"
+#include "proto/mutex.h"
 #include "server/engine/engines.h"
 #include "server/metrics/daemon_metrics.h"
 #include "server/run/step_events.h"
@@ -52,7 +52,7 @@ class StepObserver {
  private:
   std::vector<NamedValue> Named(const RemarkableList& list) const;
   void Publish(const CommitDiagnostics& diagnostics);
-  void Summarize(const StepEvent& event);
+  void Summarize(const StepEvent& event) MUOND_REQUIRES(mutex_);
 
   const RunSpec& spec() const { return *spec_.load(); }
 
@@ -61,13 +61,14 @@ class StepObserver {
   RunMetrics* const run_metrics_;
   DaemonMetrics* const metrics_;
 
-  std::mutex mutex_;
-  StepEvent event_;  // of the step in flight
-  absl::Time voted_ = absl::InfinitePast();
+  Mutex mutex_;
+  StepEvent event_ MUOND_GUARDED_BY(mutex_);  // of the step in flight
+  absl::Time voted_ MUOND_GUARDED_BY(mutex_) = absl::InfinitePast();
   // Since the last line of the log.
-  absl::Time summarized_ = absl::InfinitePast();
-  std::int64_t applied_ = 0, skipped_ = 0;
-  double worst_residual_ = 0;  // of the last sampled step
+  absl::Time summarized_ MUOND_GUARDED_BY(mutex_) = absl::InfinitePast();
+  std::int64_t applied_ MUOND_GUARDED_BY(mutex_) = 0;
+  std::int64_t skipped_ MUOND_GUARDED_BY(mutex_) = 0;
+  double worst_residual_ MUOND_GUARDED_BY(mutex_) = 0;  // of the last sampled step
 };
 
 }  // namespace muond

@@ -13,7 +13,7 @@ namespace muond {
 
 absl::StatusOr<Run::JoinReply> Run::Join(const RunSpec& spec, std::int64_t rank,
                                          const std::string& session, const RankSlices& slices) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!stopped_.ok()) return stopped_;
   if (absl::Status same = registry().CheckSameSpec(spec); !same.ok()) return Refused(name(), same);
   auto joined = mutable_registry().Join(rank, session, slices, spec.parameters.size());
@@ -93,7 +93,7 @@ absl::Status Run::CheckInitial(std::int64_t generation, int parameter) const {
 
 absl::StatusOr<OpenSlice> Run::OpenInitial(const SliceAddress& address, std::int64_t generation,
                                            Dtype dtype) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   MUOND_ASSIGN_OR_RETURN(const SliceId id, Resolve(address));
   MUOND_RETURN_IF_ERROR(CheckInitial(generation, id.parameter));
@@ -132,7 +132,7 @@ void Run::CloseInitial(const OpenSlice& slice, ArrivalCallback done) {
   absl::Status status = slice.receiver->CheckComplete();
   bool duplicate = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     initial_slices_.Drop(slice.id, slice.receiver.get());
     if (status.ok()) status = CheckInitial(slice.generation, slice.id.parameter);
     const auto writing = writing_.find(slice.id);
@@ -169,7 +169,7 @@ void Run::FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::St
                              const ArrivalCallback& done) {
   std::vector<std::function<void()>> waiting;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiting = std::move(writing_[slice.id]);
     writing_.erase(slice.id);
     if (status.ok() && life != life_) {
@@ -194,7 +194,7 @@ void Run::StartIfReady() {
   auto self = shared_from_this();
   engines_->FinishInitial([self, life = life_](const absl::StatusOr<StateHealth>& health) {
     if (!health.ok()) return self->FailEngine(life, std::string(health.status().message()));
-    std::lock_guard lock(self->mutex_);
+    MutexLock lock(self->mutex_);
     if (life == self->life_) self->PublishHealth({}, *health);
   });
   // Without waiting for the first step: parameters may have been added to old state.
@@ -202,13 +202,13 @@ void Run::StartIfReady() {
 }
 
 Run::InitialProgress Run::initial_progress() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return {initial_.complete(), initial_.MissingNames(8)};
 }
 
 absl::StatusOr<bool> Run::Leave(std::int64_t rank, std::int64_t generation,
                                 std::vector<std::int64_t>& open_ranks) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   MUOND_RETURN_IF_ERROR(CheckJoined(rank));
   left_.insert(rank);
@@ -222,7 +222,7 @@ absl::StatusOr<bool> Run::Leave(std::int64_t rank, std::int64_t generation,
 void Run::Stop(const absl::Status& status) {
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!stopped_.ok()) return;
     stopped_ = status;
     initial_slices_.Clear(stopped_);

@@ -9,12 +9,10 @@
 // the run's own objects only.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -37,6 +35,7 @@
 #include "server/run/pending_addition.h"
 #include "server/run/registries.h"
 #include "server/run/run_context.h"
+#include "server/run/run_fields.h"
 #include "server/run/run_slices.h"
 #include "server/run/slice_table.h"
 #include "server/run/snapshot.h"
@@ -47,10 +46,9 @@
 
 namespace muond {
 
-using OutcomeCallback = std::function<void(const absl::Status&, const std::optional<StepOutcome>&)>;
 using StatusCallback = std::function<void(const absl::Status&)>;
 
-class Run : public std::enable_shared_from_this<Run> {
+class Run : public std::enable_shared_from_this<Run>, private RunFields {
  public:
   // Routes and allocates everything. Errors: those of Registry::Create and Engine::Create.
   static absl::StatusOr<std::shared_ptr<Run>> Create(RunSpec spec, const RunContext& context);
@@ -213,100 +211,111 @@ class Run : public std::enable_shared_from_this<Run> {
  private:
   Run(Registry registry, const RunContext& context, std::string overlap);
   using After = std::vector<std::function<void()>>;  // callbacks to call without the lock
-  absl::StatusOr<SliceArrival> CloseLocked(const OpenSlice& slice, After& after);
-  static void CallAll(After& after) {
+  absl::StatusOr<SliceArrival> CloseLocked(const OpenSlice& slice, After& after)
+      MUOND_REQUIRES(mutex_);
+  void CallAll(After& after) const MUOND_EXCLUDES(mutex_) {
     for (auto& call : after) call();
   }
 
-  absl::Status CheckOpen(std::int64_t generation) const;
+  absl::Status CheckOpen(std::int64_t generation) const MUOND_REQUIRES(mutex_);
   absl::Status CheckJoined(std::int64_t rank) const;
-  absl::Status CheckTrusted(std::int64_t version) const;
+  absl::Status CheckTrusted(std::int64_t version) const MUOND_REQUIRES(mutex_);
   absl::StatusOr<SliceId> Resolve(const SliceAddress& address) const;
   std::string PlanNameOf(const Registry& registry) const;
   std::string SliceObject(const SliceId& id, const std::string& action) const;
   Registry& mutable_registry() { return registries_.newest(); }
-  void OpenMetrics();
-  void PublishParameters();
-  void CountMemory(int sign);
-  void CountWorkspace();
-  void StartIfReady();
+  void OpenMetrics() MUOND_REQUIRES(mutex_);
+  void PublishParameters() MUOND_REQUIRES(mutex_);
+  void CountMemory(int sign) MUOND_REQUIRES(mutex_);
+  void CountWorkspace() MUOND_REQUIRES(mutex_);
+  void StartIfReady() MUOND_REQUIRES(mutex_);
   void FailEngine(std::int64_t life, const std::string& reason);
   void FinishWriteInitial(const OpenSlice& slice, std::int64_t life, absl::Status status,
                           const ArrivalCallback& done);
   // Registers a waiter and feeds the machine the event that it waits for.
   std::uint64_t Wait(std::int64_t rank, OutcomeCallback done,
                      const std::function<void(std::uint64_t, Effects&)>& event);
-  bool IsRepeat(std::int64_t step) const;
-  absl::Status NotRunning(std::int64_t rank) const;
-  absl::Status CheckInitial(std::int64_t generation, int parameter) const;
+  bool IsRepeat(std::int64_t step) const MUOND_REQUIRES(mutex_);
+  absl::Status NotRunning(std::int64_t rank) const MUOND_REQUIRES(mutex_);
+  absl::Status CheckInitial(std::int64_t generation, int parameter) const MUOND_REQUIRES(mutex_);
   // run_add.cc
-  absl::Status CheckAdding(std::int64_t rank, std::int64_t generation, std::size_t first) const;
+  absl::Status CheckAdding(std::int64_t rank, std::int64_t generation, std::size_t first) const
+      MUOND_REQUIRES(mutex_);
   absl::StatusOr<std::unique_ptr<PendingAddition>> MakeAddition(const Registry& base,
                                                                 const ParameterAddition& wanted);
-  absl::Status MatchAddition(std::int64_t rank, const ParameterAddition& wanted) const;
+  absl::Status MatchAddition(std::int64_t rank, const ParameterAddition& wanted) const
+      MUOND_REQUIRES(mutex_);
   absl::Status StageAddition(std::int64_t rank, const ParameterAddition& wanted);
   absl::StatusOr<bool> CheckAdded(std::int64_t rank, std::int64_t generation, std::size_t first,
                                   const ParameterAddition& wanted) const;
   absl::Status JoinAddition(std::int64_t rank, std::int64_t generation, std::size_t first,
                             const ParameterAddition& wanted, std::uint64_t waiter,
                             const AdditionCallback& done, After& after);
-  void DropAddition(const absl::Status& why, After& after);
-  absl::Status CheckAdopt(const std::string& name) const;
-  bool Grows(const std::string& name) const { return !name.empty() && name != adopted_; }
-  void Adopt();
+  void DropAddition(const absl::Status& why, After& after) MUOND_REQUIRES(mutex_);
+  absl::Status CheckAdopt(const std::string& name) const MUOND_REQUIRES(mutex_);
+  bool Grows(const std::string& name) const MUOND_REQUIRES(mutex_) {
+    return !name.empty() && name != adopted_;
+  }
+  void Adopt() MUOND_REQUIRES(mutex_);
   absl::StatusOr<std::shared_ptr<StagingBuffer>> LayerMemory(const Layer& layer, Dtype dtype,
-                                                             StagingPlace place);
+                                                             StagingPlace place)
+      MUOND_REQUIRES(mutex_);
   // Why nothing can be read of this version any more; OK when it can.
-  absl::Status CheckReadable(std::int64_t version) const;
+  absl::Status CheckReadable(std::int64_t version) const MUOND_REQUIRES(mutex_);
   Layer LayerOf(const SliceId& id) const;
-  bool StillPlaced(const OpenSlice& slice, const Layer& layer) const;
+  bool StillPlaced(const OpenSlice& slice, const Layer& layer) const MUOND_REQUIRES(mutex_);
 
   // Carries out effects in their order; the lock is held.
-  void Carry(Effects& effects, After& after);
-  void CarryReduce(const ReduceEffect& effect);
-  void CarryCommit(const CommitEffect& effect);
-  void CarryVote(const VoteEffect& effect, After& after);
-  void EndVotes();
+  void Carry(Effects& effects, After& after) MUOND_REQUIRES(mutex_);
+  void CarryReduce(const ReduceEffect& effect) MUOND_REQUIRES(mutex_);
+  void CarryCommit(const CommitEffect& effect) MUOND_REQUIRES(mutex_);
+  void CarryVote(const VoteEffect& effect, After& after) MUOND_REQUIRES(mutex_);
+  void EndVotes() MUOND_REQUIRES(mutex_);
   void OnPeerAnswer(int daemon, const PeerPosition& position, const std::vector<CastVote>& votes);
   void OnPeerTrouble(int daemon, const absl::Status& status);
-  void LoseState(const std::string& why);
-  absl::Status NeedsRestore() const;
-  void Reset(std::int64_t resume_step);
-  void Restore();
-  void StartImage();
-  void OnVersion();
+  void LoseState(const std::string& why) MUOND_REQUIRES(mutex_);
+  absl::Status NeedsRestore() const MUOND_REQUIRES(mutex_);
+  void Reset(std::int64_t resume_step) MUOND_REQUIRES(mutex_);
+  void Restore() MUOND_REQUIRES(mutex_);
+  void StartImage() MUOND_REQUIRES(mutex_);
+  void OnVersion() MUOND_REQUIRES(mutex_);
 
   void OpenBuddy();
   void CloseBuddy();
-  void StartBuddy();
-  void ForgetBuddy();
-  void DropBuddyCopies();
+  void StartBuddy() MUOND_REQUIRES(mutex_);
+  void ForgetBuddy() MUOND_REQUIRES(mutex_);
+  void DropBuddyCopies() MUOND_REQUIRES(mutex_);
   void SendGradient(const ReduceEffect& effect, const ReduceRequest& request,
-                    const ReducedGradient& result);
-  BuddyAttemptKey AttemptKey(std::int64_t attempt) const;
+                    const ReducedGradient& result) MUOND_REQUIRES(mutex_);
+  BuddyAttemptKey AttemptKey(std::int64_t attempt) const MUOND_REQUIRES(mutex_);
   void OnHeld(const BuddyAttemptKey& attempt);
   void OnBuddyTrouble(int daemon, const absl::Status& status, const PeerPosition* position);
   bool OnSnapshotWanted();
-  bool SnapshotForBuddy();
-  void RecordStep(const StepOutcome& outcome);
-  absl::Status CheckBuddy(const v1::PeerRun& peer, std::int64_t lineage) const;
-  bool HasState() const { return running_ || restored_; }
-  std::int64_t LineageLocked() const;
+  bool SnapshotForBuddy() MUOND_REQUIRES(mutex_);
+  void RecordStep(const StepOutcome& outcome) MUOND_REQUIRES(mutex_);
+  absl::Status CheckBuddy(const v1::PeerRun& peer, std::int64_t lineage) const
+      MUOND_REQUIRES(mutex_);
+  bool HasState() const MUOND_REQUIRES(mutex_) {
+    return running_ || restored_;
+  }
+  std::int64_t LineageLocked() const MUOND_REQUIRES(mutex_);
   absl::Status ReadItem(std::int64_t item, char* out, std::int64_t bytes);
+  std::int64_t PackedElements(int state) const;
   absl::StatusOr<std::vector<ReplayStep>> ReadSteps(const v1::BuddyIndexReply& index,
                                                     std::int64_t& bytes);
-  void Replay(std::vector<ReplayStep> steps);
-  checkpoint::Control ControlLocked() const;
-  std::int64_t GenerationLocked() const;
-  std::int64_t PromisedLocked() const;
+  void Replay(std::vector<ReplayStep> steps) MUOND_REQUIRES(mutex_);
+  checkpoint::Control ControlLocked() const MUOND_REQUIRES(mutex_);
+  std::int64_t GenerationLocked() const MUOND_REQUIRES(mutex_);
+  std::int64_t PromisedLocked() const MUOND_REQUIRES(mutex_);
   absl::Status RecallGeneration();
-  absl::Status StoreGeneration();
-  absl::Status RaiseLocked(const RaiseOrder& order, std::int64_t now, After& after);
+  absl::Status StoreGeneration() MUOND_REQUIRES(mutex_);
+  absl::Status RaiseLocked(const RaiseOrder& order, std::int64_t now, After& after)
+      MUOND_REQUIRES(mutex_);
   absl::Status RaiseHere(const RaiseWish& wish, absl::Time deadline);
-  void WatchPromise();
+  void WatchPromise() MUOND_REQUIRES(mutex_);
   void TakeUpPromise();
   StepLayout LayoutHere() const;
-  void MakeMachine();
+  void MakeMachine() MUOND_REQUIRES(mutex_);
   // The hashes of what is here, and the digest as far as it is known.
   struct HashedState {
     std::vector<ShardHashes> shards;
@@ -316,85 +325,20 @@ class Run : public std::enable_shared_from_this<Run> {
   void DigestTry(bool per_parameter, int tries,
                  std::function<void(absl::StatusOr<DigestSnapshot>)> done);
   DigestSnapshot DigestOf(HashedState state, bool per_parameter) const;
-  void CarryOutcome(const OutcomeEffect& effect);
-  void EndAttempt();
+  void CarryOutcome(const OutcomeEffect& effect) MUOND_REQUIRES(mutex_);
+  void EndAttempt() MUOND_REQUIRES(mutex_);
   void FinishReduce(std::int64_t life, const ReduceEffect& effect, ReduceRequest request,
                     const absl::StatusOr<ReducedGradient>& result);
-  void ReleaseLayers(const ReduceEffect& effect, ReduceRequest& request);
+  void ReleaseLayers(const ReduceEffect& effect, ReduceRequest& request) MUOND_REQUIRES(mutex_);
   void FinishCommit(std::int64_t life, const absl::StatusOr<Committed>& result);
-  void OnFailed();
-  void PublishHealth(const CommitReport& report, const StateHealth& health);
-  void PublishProgress();
-  RunPosition PositionLocked() const;
-  ParameterSnapshot SnapshotOf(int parameter, const ParameterFacts& facts) const;
-  RunState StateLocked() const;
-  double LossScaleLocked() const;
-
-  const RunContext context_;
-  Registries registries_;
-  std::unique_ptr<Engines> engines_;  // called with the lock held
-  std::unique_ptr<RunMetrics> metrics_;
-  std::unique_ptr<StepObserver> observer_;
-  std::vector<std::string> group_names_;
-  const std::string overlap_;  // "on", or why not
-
-  mutable std::mutex mutex_;
-  std::unique_ptr<StepMachine> machine_;  // from the moment that all ranks have joined
-  StepStart start_;                       // where it starts
-  std::int64_t promised_ = 0;             // before it: no vote below this generation
-  const GenerationFile generation_file_;
-  std::optional<GenerationRecord> stored_;  // there
-  Timer take_up_;                           // goes off when a promise was not taken up
-  absl::Duration take_up_pause_ = absl::ZeroDuration();
-  std::int64_t life_ = 0;  // raised when all state is forgotten: what comes from before is stale
-  std::string lost_;       // not empty: why the run needs a restore
-  std::shared_ptr<VoteExchange> vote_exchange_;  // of the step that this daemon has voted on
-  InitialValues initial_;
-  SliceTable initial_slices_, gradient_slices_;
-  // Slices of initial values on their way into the state, and who waits to know what became of one.
-  std::map<SliceId, std::vector<std::function<void()>>> writing_;
-  int values_from_ = 0;  // parameters below: their values are the state's, none are taken
-  bool running_ = false;
-  std::set<std::int64_t> left_;
-  absl::Status stopped_;
-
-  // The step in flight.
-  Staging staging_;
-  std::map<Layer, GradientLayer> layers_;  // memory null: reduced, and free already
-  std::set<Layer> settled_layers_;         // those that have a whole slice: their dtype stands
-  std::optional<absl::Time> step_started_;
-  HyperparametersByGroup step_muon_, step_adamw_;
-  std::shared_ptr<ParameterTargets> targets_;  // of the first rank that gave any with its Finish
-  bool committing_ = false;
-  std::uint64_t next_waiter_ = 1;
-  std::map<std::uint64_t, OutcomeCallback> waiters_;
-
-  // Parameters to be added.
-  std::unique_ptr<PendingAddition> addition_;
-  bool adopt_after_commit_ = false;  // ordered, while a step of before was being committed
-  std::string adopted_;              // the newest addition's name; empty: there was none
-  std::map<std::uint64_t, std::pair<std::int64_t, AdditionCallback>> adders_;  // with their ranks
-
-  // Checkpoints.
-  bool restored_ = false;  // the state came from a checkpoint: no initial values are waited for
-  std::optional<StagedState> staged_;
-  std::shared_ptr<StateImage> image_;            // the newest, until it is taken
-  std::shared_ptr<StateCopies> spare_copies_;    // memory for the next
-  std::int64_t image_wanted_ = -1;               // version that somebody waits for
-  std::int64_t periodic_version_ = -1;
-  std::condition_variable image_changed_;
-
-  // Buddies; null where there are none.
-  std::unique_ptr<HeldState> held_;            // of the daemon before this one
-  std::shared_ptr<StateCopies> buddy_copies_;  // memory of snapshots; shared while one is sent
-  std::int64_t buddy_snapshot_ = -1;           // version of the last that was taken
-  std::int64_t buddy_held_ = -1;               // that the buddy had when this state came from there
-
-  std::int64_t workspace_bytes_ = 0;  // of the engine, as told to the metrics
-  // Totals and last values for Snapshot.
-  RunTotals totals_;
-  // Destroyed first: its thread calls back.
-  std::unique_ptr<BuddySender> buddy_;
+  void OnFailed() MUOND_REQUIRES(mutex_);
+  void PublishHealth(const CommitReport& report, const StateHealth& health) MUOND_REQUIRES(mutex_);
+  void PublishProgress() MUOND_REQUIRES(mutex_);
+  RunPosition PositionLocked() const MUOND_REQUIRES(mutex_);
+  ParameterSnapshot SnapshotOf(int parameter, const ParameterFacts& facts) const
+      MUOND_REQUIRES(mutex_);
+  RunState StateLocked() const MUOND_REQUIRES(mutex_);
+  double LossScaleLocked() const MUOND_REQUIRES(mutex_);
 };
 
 }  // namespace muond

@@ -66,8 +66,9 @@ absl::StatusOr<std::unique_ptr<PendingAddition>> Run::MakeAddition(
   addition->registry = std::make_unique<Registry>(*std::move(registry));
   addition->name = AdditionName(*addition->registry);
   const Registry& grown = *addition->registry;
-  auto engines = engines_->MakeAddition(grown.spec(), grown.routing(),
-                                        ShardsFrom(grown, base.spec().parameters.size()));
+  const Engines* const here = engines_.get();  // any thread may call MakeAddition
+  auto engines = here->MakeAddition(grown.spec(), grown.routing(),
+                                    ShardsFrom(grown, base.spec().parameters.size()));
   if (!engines.ok()) return Refused(name(), engines.status());
   addition->engines = *std::move(engines);
   return addition;
@@ -94,7 +95,7 @@ absl::Status Run::MatchAddition(std::int64_t rank, const ParameterAddition& want
 absl::Status Run::StageAddition(std::int64_t rank, const ParameterAddition& wanted) {
   const Registry* base = nullptr;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (addition_ != nullptr) {
       const bool stale = adders_.empty() && !addition_->promised;
       const bool answered = addition_->registry->complete() && MatchAddition(rank, wanted).ok();
@@ -104,7 +105,7 @@ absl::Status Run::StageAddition(std::int64_t rank, const ParameterAddition& want
     base = &registry();
   }
   MUOND_ASSIGN_OR_RETURN(auto made, MakeAddition(*base, wanted));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (&registry() == base && addition_ == nullptr) addition_ = std::move(made);
   return absl::OkStatus();
 }
@@ -112,7 +113,7 @@ absl::Status Run::StageAddition(std::int64_t rank, const ParameterAddition& want
 // True when the run has them already.
 absl::StatusOr<bool> Run::CheckAdded(std::int64_t rank, std::int64_t generation, std::size_t first,
                                      const ParameterAddition& wanted) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!stopped_.ok()) return stopped_;
   if (first >= spec().parameters.size()) {
     MUOND_RETURN_IF_ERROR(CheckAdding(rank, generation, first));
@@ -127,7 +128,7 @@ absl::StatusOr<bool> Run::CheckAdded(std::int64_t rank, std::int64_t generation,
 absl::Status Run::JoinAddition(std::int64_t rank, std::int64_t generation, std::size_t first,
                                const ParameterAddition& wanted, std::uint64_t waiter,
                                const AdditionCallback& done, After& after) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // It may have been adopted, or the run have ended, in the meantime.
   MUOND_RETURN_IF_ERROR(CheckAdding(rank, generation, first));
   if (addition_ == nullptr) {
@@ -167,13 +168,13 @@ std::uint64_t Run::AddParameters(std::int64_t rank, std::int64_t generation, std
   After after;
   std::uint64_t waiter = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiter = next_waiter_++;
   }
   const auto added = CheckAdded(rank, generation, first, wanted);
   absl::Status status = added.status();
   if (status.ok() && *added) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     after.push_back([done, name = adopted_] { done(AdditionAnswer{name, true}); });
   } else if (status.ok()) {
     for (int tries = 0; tries < 2; ++tries) {
@@ -200,7 +201,7 @@ void Run::AdditionDeadline(std::uint64_t waiter) {
   AdditionCallback done;
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = adders_.find(waiter);
     if (found == adders_.end()) return;
     done = std::move(found->second.second);
@@ -217,7 +218,7 @@ void Run::AdditionDeadline(std::uint64_t waiter) {
 void Run::AdditionGone(std::uint64_t waiter) {
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = adders_.find(waiter);
     if (found == adders_.end()) return;
     const std::int64_t rank = found->second.first;

@@ -48,6 +48,7 @@ void Run::OpenBuddy() {
 // The run ends.
 void Run::CloseBuddy() {
   buddy_.reset();
+  MutexLock lock(mutex_);
   DropBuddyCopies();
 }
 
@@ -109,7 +110,7 @@ void Run::SendGradient(const ReduceEffect& effect, const ReduceRequest& request,
                            if (!status.ok()) {
                              return self->FailEngine(life, std::string(status.message()));
                            }
-                           std::lock_guard lock(self->mutex_);
+                           MutexLock lock(self->mutex_);
                            if (life == self->life_ && self->machine_->attempt() == key.number) {
                              self->buddy_->Add(key, piece);
                            }
@@ -120,7 +121,7 @@ void Run::SendGradient(const ReduceEffect& effect, const ReduceRequest& request,
 void Run::OnHeld(const BuddyAttemptKey& attempt) {
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (machine_ == nullptr || AttemptKey(attempt.number) != attempt) return;
     Effects effects;
     machine_->OnHeld(attempt.number, effects);
@@ -137,7 +138,7 @@ void Run::OnBuddyTrouble(int daemon, const absl::Status& status, const PeerPosit
 }
 
 bool Run::OnSnapshotWanted() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // Once the run is stopped the engines' threads may be gone.
   const bool steps = machine_ != nullptr && running_ && stopped_.ok() && lost_.empty();
   return steps && !committing_ && SnapshotForBuddy();
@@ -156,7 +157,7 @@ bool Run::SnapshotForBuddy() {
                                       of = &registry(),
                                       copies = buddy_copies_](const absl::Status& status) {
     if (!status.ok()) return self->FailEngine(life, std::string(status.message()));
-    std::lock_guard lock(self->mutex_);
+    MutexLock lock(self->mutex_);
     // Parameters that were added since are not in it. Registries stay, so one is as good as a name.
     if (life == self->life_ && of == &self->registry()) self->buddy_->Snapshot(version, copies);
   });
@@ -202,7 +203,7 @@ absl::Status Run::CheckBuddy(const v1::PeerRun& peer, std::int64_t lineage) cons
 absl::StatusOr<v1::BuddyPutReply> Run::BuddyPut(const v1::BuddyPutRequest& request) {
   std::int64_t life = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     MUOND_RETURN_IF_ERROR(CheckBuddy(request.peer(), request.lineage()));
     life = held_->life();
   }
@@ -214,7 +215,7 @@ absl::StatusOr<v1::BuddyPutReply> Run::BuddyPut(const v1::BuddyPutRequest& reque
 absl::StatusOr<v1::BuddyIndexReply> Run::BuddyIndex(const v1::BuddyIndexRequest& request) {
   v1::BuddyControl control;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     MUOND_RETURN_IF_ERROR(CheckBuddy(request.peer(), request.lineage()));
     const std::int64_t version = machine_ == nullptr ? start_.next_step : machine_->version();
     if (version != request.version() || committing_) {
@@ -250,9 +251,16 @@ absl::StatusOr<v1::BuddyReadReply> Run::BuddyRead(const v1::BuddyReadRequest& re
 absl::Status Run::ReadItem(std::int64_t item, char* out, std::int64_t bytes) {
   Peers& peers = *context_.peers;
   return muond::ReadItem(peers, peers.Introduction(name(), PlanName()), item, out, bytes, [this] {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return stopped_;
   });
+}
+
+// 0 for what is no parameter with state here.
+std::int64_t Run::PackedElements(int state) const {
+  MutexLock lock(mutex_);
+  const bool known = state >= 0 && state < std::ssize(spec().parameters);
+  return known ? engines_->PackedElements(state) : 0;
 }
 
 absl::StatusOr<std::vector<ReplayStep>> Run::ReadSteps(const v1::BuddyIndexReply& index,
@@ -269,15 +277,18 @@ absl::StatusOr<std::vector<ReplayStep>> Run::ReadSteps(const v1::BuddyIndexReply
     for (const v1::BuddyGradient& gradient : message.gradients()) {
       MUOND_ASSIGN_OR_RETURN(const Dtype dtype, FromProto(gradient.dtype()));
       const auto state = static_cast<int>(gradient.state());
-      const bool known = state >= 0 && state < std::ssize(spec().parameters);
-      const std::int64_t elements = known ? engines_->PackedElements(state) : 0;
+      const std::int64_t elements = PackedElements(state);
       if (gradient.bytes() != elements * static_cast<std::int64_t>(DtypeBytes(dtype))) {
         return absl::FailedPreconditionError(absl::StrFormat(
             "run \"%s\": buddy: a gradient of parameter %d has %d bytes, expected %d elements",
             name(), state, gradient.bytes(), elements));
       }
       ReduceRequest request{.state = state, .layers = {}, .divisor = gradient.divisor()};
-      MUOND_ASSIGN_OR_RETURN(auto memory, engines_->AllocateStaging(state, elements, dtype));
+      std::shared_ptr<StagingBuffer> memory;
+      {
+        MutexLock lock(mutex_);
+        MUOND_ASSIGN_OR_RETURN(memory, engines_->AllocateStaging(state, elements, dtype));
+      }
       MUOND_RETURN_IF_ERROR(
           ReadItem(item++, static_cast<char*>(memory->data()), gradient.bytes()));
       bytes += gradient.bytes();
@@ -320,7 +331,7 @@ absl::StatusOr<v1::BuddyRecoverReply> Run::StageFromBuddy(std::int64_t version,
       "in {}",
       name(), daemons()[buddy], index.snapshot(), reply.steps(), bytes,
       absl::FormatDuration(SteadyNow() - start));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   staged_ = std::move(staged);
   return reply;
 }

@@ -30,7 +30,7 @@ void Run::StartImage() {
   image_ = image;
   auto self = shared_from_this();
   engines_->CopyState(image->copies, [self, image](const absl::Status& status) {
-    std::lock_guard lock(self->mutex_);
+    MutexLock lock(self->mutex_);
     for (const StateCopy& copy : *image->copies) {
       image->copy_seconds = std::max(image->copy_seconds, copy.seconds);
     }
@@ -69,7 +69,7 @@ absl::StatusOr<std::shared_ptr<StateImage>> Run::TakeImage(std::int64_t step,
     return absl::FailedPreconditionError(
         absl::StrFormat("run \"%s\": checkpoint of version %d: %s", name(), step, why));
   };
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
     if (!lost_.empty()) return refused("it needs a restore: " + lost_);
     if (machine_ == nullptr || !running_) return refused("it is opening");
@@ -98,25 +98,25 @@ absl::StatusOr<std::shared_ptr<StateImage>> Run::TakeImage(std::int64_t step,
 }
 
 std::shared_ptr<StateCopies> Run::MakeStateCopies() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return engines_->MakeStateCopies();
 }
 
 void Run::GiveBack(std::shared_ptr<StateImage> image) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (spare_copies_ == nullptr && context_.checkpoint_every_steps > 0) {
     spare_copies_ = std::move(image->copies);
   }
 }
 
 std::int64_t Run::periodic_version() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return periodic_version_;
 }
 
 void Run::Stage(const std::string& name, std::shared_ptr<StateCopies> copies,
                 const checkpoint::Control& control) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   staged_.reset();
   // Copies of before parameters were added fit nothing any more.
   if (copies == nullptr || copies->size() != engines_->count()) return;
@@ -150,7 +150,7 @@ void Run::Restore() {
       staged_->copies,
       [self = shared_from_this(), life = life_](const absl::StatusOr<StateHealth>& health) {
         if (!health.ok()) return self->FailEngine(life, std::string(health.status().message()));
-        std::lock_guard lock(self->mutex_);
+        MutexLock lock(self->mutex_);
         if (life == self->life_) self->PublishHealth({}, *health);
       });
   Replay(std::move(staged_->replay));
@@ -165,7 +165,7 @@ absl::Status Run::RestoreOnAll(const std::string& name, std::int64_t step, absl:
 }
 
 void Run::ExpectRestore(std::int64_t step) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   start_.next_step = std::max(start_.next_step, step);
   LoseState("its state is in a checkpoint that is still to be restored");
 }

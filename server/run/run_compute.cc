@@ -25,7 +25,7 @@ void Run::FinishReduce(std::int64_t life, const ReduceEffect& effect, ReduceRequ
   observer_->OnReduced(*result);
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (life != life_) return;
     CountWorkspace();
     if (buddy_ != nullptr) SendGradient(effect, request, *result);
@@ -74,7 +74,7 @@ void Run::FinishCommit(std::int64_t life, const absl::StatusOr<Committed>& resul
   if (!result.ok()) return FailEngine(life, std::string(result.status().message()));
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (life != life_) return;
     committing_ = false;
     const CommitReport& report = result->report;
@@ -100,7 +100,7 @@ void Run::FinishCommit(std::int64_t life, const absl::StatusOr<Committed>& resul
 void Run::FailEngine(std::int64_t life, const std::string& reason) {
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (life != life_ || machine_ == nullptr) return;
     committing_ = false;
     if (machine_->failed()) return;  // of many devices one was first

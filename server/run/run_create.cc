@@ -105,20 +105,26 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(RunSpec spec, const RunContext&
                       context.faults, overlap == kOverlapOn, run);
   if (!engines.ok()) return Refused(name, engines.status());
   run->engines_ = *std::move(engines);
-  if (!run->spec().additions.empty()) run->adopted_ = AdditionName(run->registry());
   MUOND_RETURN_IF_ERROR(run->RecallGeneration());
-  run->OpenMetrics();
-  run->CountMemory(1);
+  {
+    MutexLock lock(run->mutex_);
+    if (!run->spec().additions.empty()) run->adopted_ = AdditionName(run->registry());
+    run->OpenMetrics();
+    run->CountMemory(1);
+  }
   run->OpenBuddy();
   return run;
 }
 
-Run::Run(Registry registry, const RunContext& context, std::string overlap)
+RunFields::RunFields(Registry registry, const RunContext& context, std::string overlap)
     : context_(context),
       registries_(std::move(registry)),
       overlap_(std::move(overlap)),
-      generation_file_(context.state_dir, spec().name),
-      staging_(StagingMax(this->registry(), context.limits)) {}
+      generation_file_(context.state_dir, registries_.newest().spec().name),
+      staging_(StagingMax(registries_.newest(), context.limits)) {}
+
+Run::Run(Registry registry, const RunContext& context, std::string overlap)
+    : RunFields(std::move(registry), context, std::move(overlap)) {}
 
 Run::~Run() {
   CloseBuddy();
@@ -153,7 +159,6 @@ void Run::CountMemory(int sign) {
   }
 }
 
-// The lock is held, or nobody else knows the run.
 void Run::CountWorkspace() {
   const std::int64_t now = engines_->scratch_bytes();
   context_.metrics->AddMemory(MemoryKind::kWorkspace, now - workspace_bytes_);

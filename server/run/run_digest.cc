@@ -43,7 +43,7 @@ void Run::HashShards(std::int64_t version,
 }
 
 void Run::HashState(std::function<void(absl::StatusOr<HashedState>)> done) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   engines_->HashShards([self = shared_from_this(),
                         done](absl::StatusOr<std::vector<ShardHashes>> hashes) {
     if (!hashes.ok()) return done(hashes.status());
@@ -51,7 +51,7 @@ void Run::HashState(std::function<void(absl::StatusOr<HashedState>)> done) {
     {
       // A commit that was posted before is concluded by now, and none that was posted later is: the
       // version is that of the bytes.
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       state.digest.control = ControlDigest(self->machine_.get());
       state.digest.version = self->machine_ == nullptr ? 0 : self->machine_->version();
     }

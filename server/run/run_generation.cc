@@ -31,7 +31,7 @@ std::int64_t Run::PromisedLocked() const {
 // one does not vote in.
 absl::Status Run::RecallGeneration() {
   MUOND_ASSIGN_OR_RETURN(const auto record, generation_file_.Load());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (record) {
     const std::int64_t next = std::max(record->promised, record->generation + 1);
     const bool alone = context_.peers->count() == 1;
@@ -61,14 +61,14 @@ absl::Status Run::StoreGeneration() {
 }
 
 void Run::ForgetGeneration() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   generation_file_.Remove();
 }
 
 // ---- The two rounds ---------------------------------------------------------------------------
 
 absl::StatusOr<DaemonPromise> Run::Prepare(std::int64_t generation, const RaiseWish& wish) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!stopped_.ok()) return stopped_;
   if (!wish.reinitialize && !wish.recover && !lost_.empty()) return NeedsRestore();
   if (wish.unless_made_anew && start_.lineage > wish.current) {
@@ -110,7 +110,7 @@ absl::Status Run::Raise(const RaiseOrder& order) {
   After after;
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!stopped_.ok()) return stopped_;
     const std::int64_t now = GenerationLocked();
     if (order.generation > now) status = RaiseLocked(order, now, after);
@@ -217,7 +217,7 @@ void Run::RaiseOnAll(const RaiseWish& wish, const std::string& reason, absl::Dur
   context_.peer_executor->Post([self = shared_from_this(), wish, deadline, done] {
     bool raised = false;  // somebody was faster
     {
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       // While a commit is awaited, what is to be adopted is not yet.
       raised = wish.current < self->GenerationLocked() && !self->Grows(wish.adopt);
     }
@@ -247,7 +247,7 @@ void Run::WatchPromise() {
 void Run::TakeUpPromise() {
   std::int64_t generation = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     generation = GenerationLocked();
     const bool failed = machine_ != nullptr && machine_->failed();
     // Without its state a daemon can't take part in a generation that keeps the others'.
@@ -258,7 +258,7 @@ void Run::TakeUpPromise() {
              [weak = weak_from_this()](const absl::Status& status) {
                const auto self = weak.lock();
                if (self == nullptr) return;
-               std::lock_guard lock(self->mutex_);
+               MutexLock lock(self->mutex_);
                if (status.ok()) {
                  self->take_up_pause_ = absl::ZeroDuration();
                  return;

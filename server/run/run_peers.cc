@@ -66,7 +66,7 @@ absl::Status Run::CheckPeer(int daemon, const std::string& agreement, bool exact
     return with != nullptr && agreement == context_.peers->Agreement(PlanNameOf(*with));
   };
   if (agrees(&registry())) return absl::OkStatus();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const bool behind = agrees(registries_.former());
   const bool ahead = addition_ != nullptr && agrees(addition_->registry.get());
   lock.unlock();
@@ -135,7 +135,7 @@ void Run::EndVotes() {
 }
 
 std::vector<CastVote> Run::VotesOf(std::int64_t step) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return machine_ == nullptr ? std::vector<CastVote>{} : machine_->VotesOf(step);
 }
 
@@ -144,7 +144,7 @@ absl::Status Run::OnVotes(const std::vector<CastVote>& votes) {
   absl::Status first;
   {
     // Also when stopped: a step that this daemon has voted on is ended by the others' votes.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (machine_ == nullptr || !running_) {
       return absl::UnavailableError(absl::StrFormat("run \"%s\": opening", name()));
     }
@@ -169,10 +169,14 @@ void Run::OnPeerAnswer(int daemon, const PeerPosition& position,
   if (position.state == v1::RUN_STATE_FAILED) {
     return OnPeerTrouble(daemon, absl::FailedPreconditionError("its run has failed"));
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (machine_ == nullptr || machine_->version() == 0) return;
   const bool empty = position.state == v1::RUN_STATE_OPENING && position.next_step == 0;
-  if (empty || position.state == v1::RUN_STATE_NEEDS_RESTORE) {
+  // One that is below this generation is yet to be told of it: what it had lost is what this
+  // generation brought back.
+  const bool lost = position.state == v1::RUN_STATE_NEEDS_RESTORE &&
+                    position.generation >= machine_->generation();
+  if (empty || lost) {
     LoseState(absl::StrFormat("daemon \"%s\" has lost its state",
                               context_.peers->daemons()[daemon]));
   }
@@ -181,7 +185,7 @@ void Run::OnPeerAnswer(int daemon, const PeerPosition& position,
 void Run::OnPeerTrouble(int daemon, const absl::Status& status) {
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (machine_ == nullptr || !stopped_.ok()) return;
     if (absl::IsNotFound(status)) {
       // It may not have heard of the run yet; once a step was taken it must have. While ranks leave
@@ -224,7 +228,7 @@ absl::Status Run::LearnFromPeers() {
   if (context_.peers->count() == 1) return absl::OkStatus();
   std::vector<HelloAnswer> answers =
       AskHello(*context_.peers, name(), PlanName(), kHelloTimeout);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const HelloAnswer& answer : answers) {
     if (absl::IsFailedPrecondition(answer.status)) {
       spdlog::warn("{}", std::string(answer.status.message()));

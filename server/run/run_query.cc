@@ -25,7 +25,7 @@ absl::Status Run::CheckTrusted(std::int64_t version) const {
 absl::StatusOr<std::vector<PullSlice>> Run::CheckPull(std::int64_t rank, std::int64_t generation,
                                                       std::int64_t version,
                                                       const RankSlices& slices, bool master) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   MUOND_RETURN_IF_ERROR(CheckOpen(generation));
   if (!lost_.empty()) return NeedsRestore();
   if (!running_) return NotRunning(rank);
@@ -81,11 +81,11 @@ void Run::Read(const PullSlice& slice, std::int64_t version, std::int64_t first,
   {
     // A read that is posted here is carried out before any commit that is posted later, on every
     // device: what is checked now stays true while the elements are read.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     refused = CheckReadable(version);
     if (refused.ok()) {
       auto check = [self = shared_from_this(), version] {
-        std::lock_guard lock(self->mutex_);
+        MutexLock lock(self->mutex_);
         return self->stopped_.ok() ? self->CheckTrusted(version) : self->stopped_;
       };
       return engines_->Read(slice.parameter, slice.box, {first, count}, slice.dtype, out,
@@ -113,11 +113,11 @@ void Run::ReadAll(const std::vector<PullSlice>& slices, const std::vector<void*>
   }
   absl::Status refused;
   {
-    std::lock_guard lock(mutex_);  // as in Read
+    MutexLock lock(mutex_);  // as in Read
     refused = CheckReadable(version);
     if (refused.ok()) {
       auto check = [self = shared_from_this(), version] {
-        std::lock_guard lock(self->mutex_);
+        MutexLock lock(self->mutex_);
         return self->stopped_.ok() ? self->CheckTrusted(version) : self->stopped_;
       };
       return engines_->ReadAll(std::move(jobs), std::move(check), std::move(done));
@@ -157,7 +157,7 @@ RunPosition Run::PositionLocked() const {
 }
 
 RunPosition Run::Position() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return PositionLocked();
 }
 
@@ -167,7 +167,7 @@ double Run::LossScaleLocked() const {
 }
 
 RunSnapshot Run::Snapshot() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   RunSnapshot snapshot;
   snapshot.name = name();
   snapshot.position = PositionLocked();
@@ -218,12 +218,12 @@ void Run::Describe(std::vector<std::string> names,
   }
   std::vector<int> states;
   for (const int parameter : wanted) states.push_back(routing().parameters[parameter].state);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   engines_->Facts(states, [self = shared_from_this(), wanted,
                            done](const std::vector<ParameterFacts>& facts) {
     std::vector<ParameterSnapshot> result;
     {
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       for (std::size_t i = 0; i < wanted.size(); ++i) {
         result.push_back(self->SnapshotOf(wanted[i], facts[i]));
       }

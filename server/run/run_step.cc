@@ -61,7 +61,7 @@ absl::Status Run::Begin(std::int64_t rank, std::int64_t generation, const StepBe
   After after;
   absl::Status status;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!stopped_.ok()) return stopped_;
     if (!lost_.empty()) return NeedsRestore();
     if (!running_) return NotRunning(rank);
@@ -125,7 +125,7 @@ absl::StatusOr<std::shared_ptr<StagingBuffer>> Run::LayerMemory(const Layer& lay
 
 absl::StatusOr<OpenSlice> Run::OpenGradient(const SliceAddress& address, std::int64_t generation,
                                             std::int64_t step, Dtype dtype, StagingPlace place) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!stopped_.ok()) return stopped_;
   if (!lost_.empty()) return NeedsRestore();
   if (!running_) return NotRunning(address.rank);
@@ -180,7 +180,7 @@ std::vector<absl::StatusOr<SliceArrival>> Run::CloseGradients(std::span<const Op
   std::vector<absl::StatusOr<SliceArrival>> arrivals;
   {
     // Under one lock: what is reduced waits for it, and is then reduced in one go.
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const OpenSlice& slice : slices) {
       arrivals.push_back(CloseLocked(slice, after));
       if (!arrivals.back().ok()) break;
@@ -219,29 +219,31 @@ absl::StatusOr<SliceArrival> Run::CloseLocked(const OpenSlice& slice, After& aft
 }
 
 void Run::Abandon(const OpenSlice& slice) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   (slice.step < 0 ? initial_slices_ : gradient_slices_).Drop(slice.id, slice.receiver.get());
 }
 
 std::uint64_t Run::Finish(std::int64_t rank, std::int64_t generation, std::int64_t step,
                           const std::vector<std::string>& absent, OutcomeCallback done,
                           std::shared_ptr<ParameterTargets> targets) {
-  return Wait(rank, std::move(done), [&](std::uint64_t waiter, Effects& effects) {
-    if (IsRepeat(step)) metrics_->OnDuplicateRequest();
-    if (step == machine_->next_step() && generation == machine_->generation() &&
-        targets_ == nullptr) {
-      targets_ = std::move(targets);
-    }
-    machine_->OnFinish(rank, generation, step, absent, waiter, effects);
-  });
+  return Wait(rank, std::move(done),
+              [&](std::uint64_t waiter, Effects& effects) MUOND_REQUIRES(mutex_) {
+                if (IsRepeat(step)) metrics_->OnDuplicateRequest();
+                if (step == machine_->next_step() && generation == machine_->generation() &&
+                    targets_ == nullptr) {
+                  targets_ = std::move(targets);
+                }
+                machine_->OnFinish(rank, generation, step, absent, waiter, effects);
+              });
 }
 
 std::uint64_t Run::Skip(std::int64_t rank, std::int64_t generation, std::int64_t step,
                         SkipCause cause, double loss_scale, OutcomeCallback done) {
-  return Wait(rank, std::move(done), [&](std::uint64_t waiter, Effects& effects) {
-    if (IsRepeat(step)) metrics_->OnDuplicateRequest();
-    machine_->OnSkip(rank, generation, step, cause, loss_scale, waiter, effects);
-  });
+  return Wait(rank, std::move(done),
+              [&](std::uint64_t waiter, Effects& effects) MUOND_REQUIRES(mutex_) {
+                if (IsRepeat(step)) metrics_->OnDuplicateRequest();
+                machine_->OnSkip(rank, generation, step, cause, loss_scale, waiter, effects);
+              });
 }
 
 bool Run::IsRepeat(std::int64_t step) const {
@@ -254,7 +256,7 @@ std::uint64_t Run::Wait(std::int64_t rank, OutcomeCallback done,
   After after;
   std::uint64_t waiter = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     waiter = next_waiter_++;
     const absl::Status refused = !stopped_.ok()     ? stopped_
                                  : !lost_.empty()   ? NeedsRestore()
@@ -277,7 +279,7 @@ std::uint64_t Run::Wait(std::int64_t rank, OutcomeCallback done,
 void Run::Deadline(std::uint64_t waiter) {
   After after;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (machine_ == nullptr || waiters_.count(waiter) == 0) return;
     Effects effects;
     machine_->OnDeadline(waiter, effects);
@@ -287,7 +289,7 @@ void Run::Deadline(std::uint64_t waiter) {
 }
 
 void Run::WaiterGone(std::uint64_t waiter) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (machine_ != nullptr) machine_->OnWaiterGone(waiter);
   waiters_.erase(waiter);
 }

@@ -9,7 +9,7 @@ namespace muond {
 
 // Null when there is no such run and one may be made.
 absl::StatusOr<std::shared_ptr<Run>> RunTable::FindForJoin(const std::string& name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!draining_.ok()) return draining_;
   if (const auto found = runs_.find(name); found != runs_.end()) return found->second;
   if (refuse_new_) {
@@ -25,9 +25,9 @@ absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_
                                                 const std::string& session,
                                                 const RankSlices& slices,
                                                 const std::string& tenant) {
-  std::lock_guard joining(creation_);
+  MutexLock joining(creation_);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     MUOND_RETURN_IF_ERROR(CheckTenant(spec.name, tenant));
   }
   MUOND_ASSIGN_OR_RETURN(std::shared_ptr<Run> run, FindForJoin(spec.name));
@@ -38,7 +38,7 @@ absl::StatusOr<RunTable::Joined> RunTable::Join(const RunSpec& spec, std::int64_
     if (context_.run_made) context_.run_made(*run);
   }
   MUOND_ASSIGN_OR_RETURN(const Run::JoinReply reply, run->Join(spec, rank, session, slices));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (made) {
     if (!draining_.ok()) return draining_;
     runs_[spec.name] = run;
@@ -58,21 +58,21 @@ absl::Status RunTable::CheckTenant(const std::string& name, const std::string& t
 absl::StatusOr<std::shared_ptr<Run>> RunTable::Find(const std::string& name,
                                                     const std::string& tenant) const {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     MUOND_RETURN_IF_ERROR(CheckTenant(name, tenant));
   }
   return Find(name);
 }
 
 absl::StatusOr<std::shared_ptr<Run>> RunTable::Find(const std::string& name) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = runs_.find(name);
   if (found != runs_.end()) return found->second;
   return absl::NotFoundError(absl::StrFormat("run \"%s\": there is no such run", name));
 }
 
 std::vector<std::shared_ptr<Run>> RunTable::All() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Run>> all;
   for (const auto& [name, run] : runs_) all.push_back(run);
   return all;
@@ -80,7 +80,7 @@ std::vector<std::shared_ptr<Run>> RunTable::All() const {
 
 void RunTable::Remove(const std::shared_ptr<Run>& run) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = runs_.find(run->name());
     if (found != runs_.end() && found->second == run) {
       runs_.erase(found);
@@ -92,14 +92,14 @@ void RunTable::Remove(const std::shared_ptr<Run>& run) {
 }
 
 bool RunTable::RefuseNew(bool refuse) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(refuse_new_, refuse) != refuse;
 }
 
 void RunTable::Drain(const absl::Status& status) {
   std::vector<std::shared_ptr<Run>> all;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     draining_ = status;
     for (const auto& [name, run] : runs_) all.push_back(run);
   }

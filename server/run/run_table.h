@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "proto/mutex.h"
 #include "server/run/run.h"
 
 namespace muond {
@@ -44,17 +44,18 @@ class RunTable {
 
  private:
   absl::StatusOr<std::shared_ptr<Run>> FindForJoin(const std::string& name) const;
-  // The lock is held.
-  absl::Status CheckTenant(const std::string& name, const std::string& tenant) const;
+  absl::Status CheckTenant(const std::string& name, const std::string& tenant) const
+      MUOND_REQUIRES(mutex_);
 
   const RunContext context_;
   const std::int64_t runs_max_;
-  mutable std::mutex mutex_;
-  std::mutex creation_;  // one Join at a time, without blocking look-ups meanwhile
-  std::map<std::string, std::shared_ptr<Run>> runs_;
-  std::map<std::string, std::string> tenants_;  // by run; none: all of its trainers had no tenant
-  absl::Status draining_;
-  bool refuse_new_ = false;
+  mutable Mutex mutex_;
+  Mutex creation_;  // one Join at a time, without blocking look-ups meanwhile
+  std::map<std::string, std::shared_ptr<Run>> runs_ MUOND_GUARDED_BY(mutex_);
+  // By run; none: all of its trainers had no tenant.
+  std::map<std::string, std::string> tenants_ MUOND_GUARDED_BY(mutex_);
+  absl::Status draining_ MUOND_GUARDED_BY(mutex_);
+  bool refuse_new_ MUOND_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace muond

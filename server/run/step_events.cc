@@ -5,7 +5,7 @@
 namespace muond {
 
 std::uint64_t StepEvents::Subscribe(std::string run, Listener listener) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (closed_) {
     listener(nullptr);
     return 0;
@@ -15,13 +15,13 @@ std::uint64_t StepEvents::Subscribe(std::string run, Listener listener) {
 }
 
 void StepEvents::Unsubscribe(std::uint64_t subscription) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   subscribers_.erase(subscription);
 }
 
 void StepEvents::Publish(StepEvent event) {
   auto shared = std::make_shared<const StepEvent>(std::move(event));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const auto& [id, subscriber] : subscribers_) {
     if (subscriber.run.empty() || subscriber.run == shared->run) subscriber.listener(shared);
   }
@@ -41,19 +41,19 @@ void StepEvents::Publish(StepEvent event) {
 }
 
 void StepEvents::Forget(const std::string& run) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   last_.erase(run);
 }
 
 void StepEvents::Close() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   closed_ = true;
   for (const auto& [id, subscriber] : subscribers_) subscriber.listener(nullptr);
   subscribers_.clear();
 }
 
 std::vector<StepEvent> StepEvents::Last(const std::string& run) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<StepEvent> events;
   for (const auto& [name, event] : last_) {
     if (run.empty() || run == name) events.push_back(event);

@@ -5,10 +5,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "proto/mutex.h"
 #include "proto/values.h"
 #include "server/engine/diagnostics.h"
 
@@ -59,11 +59,11 @@ class StepEvents {
     std::string run;
     Listener listener;
   };
-  mutable std::mutex mutex_;
-  std::uint64_t next_ = 1;
-  bool closed_ = false;
-  std::map<std::uint64_t, Subscriber> subscribers_;
-  std::map<std::string, StepEvent> last_;
+  mutable Mutex mutex_;
+  std::uint64_t next_ MUOND_GUARDED_BY(mutex_) = 1;
+  bool closed_ MUOND_GUARDED_BY(mutex_) = false;
+  std::map<std::uint64_t, Subscriber> subscribers_ MUOND_GUARDED_BY(mutex_);
+  std::map<std::string, StepEvent> last_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace muond

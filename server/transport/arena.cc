@@ -152,7 +152,7 @@ absl::StatusOr<std::byte*> Arena::GpuRegion(std::int64_t window, std::int64_t of
 }
 
 void Arena::SetDrained(std::int64_t window, std::int64_t sequence) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   drained_[window] = std::max(drained_[window], sequence);
   memory_.Set(layout_.windows[window].drained, static_cast<std::uint64_t>(drained_[window]));
 }

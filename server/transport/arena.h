@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/arena_memory.h"
+#include "proto/mutex.h"
 
 namespace muond::kernels {
 class DeviceMemory;
@@ -134,8 +134,9 @@ class Arena {
   const std::function<void(std::int64_t)> freed_;
   const std::shared_ptr<GpuBlock> gpu_;  // null: windows lie in memory_
   std::atomic<bool> revoked_{false}, pulling_{false};
-  std::mutex mutex_;  // of drained_
-  std::vector<std::int64_t> drained_;  // what the slots say, out of the trainer's reach
+  Mutex mutex_;  // of drained_
+  // What the slots say, out of the trainer's reach.
+  std::vector<std::int64_t> drained_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace muond

@@ -32,7 +32,7 @@ void ArenaTable::Tell() const { books_->Tell(); }
 
 absl::StatusOr<std::shared_ptr<Arena>> ArenaTable::Open(const ArenaOwner& owner,
                                                         const ArenaSize& size, absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto former = entries_.find(owner); former != entries_.end()) Erase(former);
   if (std::ssize(entries_) >= limits_.count_max) {
     return absl::ResourceExhaustedError(
@@ -86,7 +86,7 @@ ArenaTable::Entry* ArenaTable::Lookup(const std::string& handle) {
 
 absl::StatusOr<std::shared_ptr<Arena>> ArenaTable::Find(const std::string& handle,
                                                         const ArenaOwner& owner) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = entries_.find(owner);
   if (found != entries_.end() && found->second.attached &&
       found->second.arena->handle() == handle) {
@@ -98,18 +98,18 @@ absl::StatusOr<std::shared_ptr<Arena>> ArenaTable::Find(const std::string& handl
 }
 
 void ArenaTable::Close(const ArenaOwner& owner) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto found = entries_.find(owner); found != entries_.end()) Erase(found);
 }
 
 void ArenaTable::CloseHandle(const std::string& handle, const ArenaOwner& owner) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = entries_.find(owner);
   if (found != entries_.end() && found->second.arena->handle() == handle) Erase(found);
 }
 
 absl::StatusOr<std::shared_ptr<Arena>> ArenaTable::Attach(const std::string& handle) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Entry* const entry = Lookup(handle);
   if (entry == nullptr || entry->attached) {
     return absl::PermissionDeniedError("no arena waits for this handle");
@@ -121,13 +121,13 @@ absl::StatusOr<std::shared_ptr<Arena>> ArenaTable::Attach(const std::string& han
 }
 
 void ArenaTable::Detach(const std::shared_ptr<Arena>& arena) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = entries_.find(arena->owner());
   if (found != entries_.end() && found->second.arena == arena) Erase(found);
 }
 
 void ArenaTable::Sweep(absl::Time now) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const auto next = std::next(entry);
     if (!entry->second.attached && entry->second.attach_until <= now) Erase(entry);

@@ -13,12 +13,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/mutex.h"
 #include "server/transport/arena.h"
 
 namespace muond {
@@ -66,15 +66,15 @@ class ArenaTable {
     bool attached = false;
   };
   struct Books;  // outlives the table, for arenas that streams still use
-  void Erase(std::map<ArenaOwner, Entry>::iterator entry);
-  Entry* Lookup(const std::string& handle);
+  void Erase(std::map<ArenaOwner, Entry>::iterator entry) MUOND_REQUIRES(mutex_);
+  Entry* Lookup(const std::string& handle) MUOND_REQUIRES(mutex_);
   absl::StatusOr<std::shared_ptr<Arena>> Make(const ArenaOwner& owner, const ArenaSize& size);
   void Tell() const;
 
   const ArenaLimits limits_;
   const std::shared_ptr<Books> books_;
-  mutable std::mutex mutex_;
-  std::map<ArenaOwner, Entry> entries_;
+  mutable Mutex mutex_;
+  std::map<ArenaOwner, Entry> entries_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace muond

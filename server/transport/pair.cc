@@ -96,7 +96,7 @@ std::string Pair::object() const {
 void Pair::Connect(const nccl::UniqueId& id, absl::Time deadline, Done ready) {
   auto link = worker_->Connect(id, 0, deadline, [](const absl::Status&) {});
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     link_ = link;
   }
   const ArenaWindow& in = layout_.windows.front();
@@ -116,7 +116,7 @@ void Pair::Revoke(const absl::Status& why) {
   Done hears;
   absl::Status said;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!revoked_.ok()) return;
     revoked_ = said = absl::Status(why.code(), absl::StrFormat("%s: %s", object(), why.message()));
     link = std::move(link_);
@@ -130,7 +130,7 @@ void Pair::Revoke(const absl::Status& why) {
 void Pair::OnRevoked(Done done) {
   absl::Status already;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     already = revoked_;
     if (already.ok()) on_revoked_ = done;
   }
@@ -138,7 +138,7 @@ void Pair::OnRevoked(Done done) {
 }
 
 absl::Status Pair::status() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!revoked_.ok()) return revoked_;
   if (link_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrFormat("%s: it is not connected", object()));
@@ -192,7 +192,6 @@ std::vector<nccl::Exchange> Pair::Groups(const std::vector<nccl::Region>& region
   return groups;
 }
 
-// The mutex is held: two threads that bring two fills must not mix their groups.
 absl::Status Pair::PostAll(std::vector<nccl::Exchange> groups) {
   if (!revoked_.ok()) return revoked_;
   for (nccl::Exchange& group : groups) MUOND_RETURN_IF_ERROR(link_->Post(std::move(group)));
@@ -206,9 +205,11 @@ absl::Status Pair::Receive(std::int64_t window, std::int64_t sequence,
   std::vector<nccl::Exchange> groups = Groups(regions, true, deadline, done);
   const bool empty = groups.empty();
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()),
-                      [&] { return sequence <= next_ || !revoked_.ok(); });
+                      [&]() MUOND_REQUIRES(mutex_) {
+                        return sequence <= next_ || !revoked_.ok();
+                      });
     if (revoked_.ok() && sequence != next_) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "%s: window %d: expected fill %d, got %d", object(), window, next_, sequence));
@@ -227,7 +228,7 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
   // NCCL's thread must not be the one that ends a pair, and with it perhaps the thread.
   const auto ended = [weak = weak_from_this(), done](const absl::Status& status) {
     if (const auto self = weak.lock()) {
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       if (!self->sending_.empty()) self->sending_.pop_front();  // a link ends them in their order
       self->changed_.notify_all();
     }
@@ -240,7 +241,7 @@ absl::Status Pair::Send(std::int64_t window, const std::vector<nccl::Region>& re
   }
   const std::int64_t first = regions.front().offset;
   const nccl::Region all{first, regions.back().offset + regions.back().bytes - first};
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (BeingSent(all)) {
     return absl::UnavailableError(
         absl::StrFormat("%s: what was sent before has not arrived yet", object()));
@@ -257,9 +258,11 @@ bool Pair::BeingSent(const nccl::Region& region) const {
 }
 
 absl::Status Pair::AwaitSent(const nccl::Region& region, absl::Time deadline) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (changed_.wait_for(lock, absl::ToChronoNanoseconds(deadline - SteadyNow()),
-                        [&] { return !BeingSent(region) || !revoked_.ok(); })) {
+                        [&]() MUOND_REQUIRES(mutex_) {
+                          return !BeingSent(region) || !revoked_.ok();
+                        })) {
     return revoked_;
   }
   return absl::UnavailableError(

@@ -10,13 +10,11 @@
 // Thread-safe.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +24,7 @@
 #include "absl/time/time.h"
 #include "nccl/link.h"
 #include "nccl/transfer_plan.h"
+#include "proto/mutex.h"
 #include "server/transport/arena.h"
 
 namespace muond {
@@ -97,8 +96,9 @@ class Pair : public std::enable_shared_from_this<Pair> {
   // One group of transfers behind the other; `done` is the last one's.
   std::vector<nccl::Exchange> Groups(const std::vector<nccl::Region>& regions, bool to_daemon,
                                      absl::Time deadline, const Done& done) const;
-  absl::Status PostAll(std::vector<nccl::Exchange> groups);
-  bool BeingSent(const nccl::Region& region) const;
+  // The lock is held all along: two threads that bring two fills must not mix their groups.
+  absl::Status PostAll(std::vector<nccl::Exchange> groups) MUOND_REQUIRES(mutex_);
+  bool BeingSent(const nccl::Region& region) const MUOND_REQUIRES(mutex_);
 
   const ArenaOwner owner_;
   const ArenaLayout layout_;
@@ -106,13 +106,14 @@ class Pair : public std::enable_shared_from_this<Pair> {
   const std::string handle_;
   const std::shared_ptr<Windows> windows_;
 
-  mutable std::mutex mutex_;  // of what follows
-  std::shared_ptr<nccl::Link> link_;
-  absl::Status revoked_;
-  std::int64_t next_ = 1;  // fill that is received next
-  std::deque<nccl::Region> sending_;  // from each list's first byte to its last, in order
-  Done on_revoked_;
-  std::condition_variable changed_;  // next_, sending_, revoked_
+  mutable Mutex mutex_;
+  std::shared_ptr<nccl::Link> link_ MUOND_GUARDED_BY(mutex_);
+  absl::Status revoked_ MUOND_GUARDED_BY(mutex_);
+  std::int64_t next_ MUOND_GUARDED_BY(mutex_) = 1;  // fill that is received next
+  // From each list's first byte to its last, in order.
+  std::deque<nccl::Region> sending_ MUOND_GUARDED_BY(mutex_);
+  Done on_revoked_ MUOND_GUARDED_BY(mutex_);
+  CondVar changed_;  // next_, sending_, revoked_
 };
 
 }  // namespace muond

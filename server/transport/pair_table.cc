@@ -44,7 +44,6 @@ absl::Status PairTable::Check(const PairTrainer& trainer) const {
   return nccl::CheckVersions(platform_->library->version, trainer.nccl_version);
 }
 
-// The lock is held.
 std::shared_ptr<nccl::Worker> PairTable::TheWorker() {
   if (worker_ == nullptr) {
     worker_ = std::make_shared<nccl::Worker>(platform_->library->api, platform_->device);
@@ -58,7 +57,7 @@ absl::StatusOr<std::shared_ptr<Pair>> PairTable::Open(const ArenaOwner& owner,
   MUOND_RETURN_IF_ERROR(Check(trainer));
   MUOND_ASSIGN_OR_RETURN(ArenaLayout layout, LayOutPair(size));
   Close(owner, absl::FailedPreconditionError("the rank has opened another"));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   MUOND_RETURN_IF_ERROR(closed_);
   if (std::ssize(pairs_) >= limits_.count_max) {
     return absl::ResourceExhaustedError(
@@ -86,7 +85,7 @@ absl::StatusOr<std::shared_ptr<Pair>> PairTable::Open(const ArenaOwner& owner,
 
 absl::StatusOr<std::shared_ptr<Pair>> PairTable::Find(const std::string& handle,
                                                       const ArenaOwner& owner) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = pairs_.find(owner);
   if (found != pairs_.end() && found->second->handle() == handle) return found->second;
   return absl::FailedPreconditionError(absl::StrFormat(
@@ -106,7 +105,7 @@ std::shared_ptr<Pair> PairTable::Erase(
 void PairTable::Close(const ArenaOwner& owner, const absl::Status& why) {
   std::shared_ptr<Pair> pair;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = pairs_.find(owner); found != pairs_.end()) pair = Erase(found);
   }
   if (pair != nullptr) pair->Revoke(why);
@@ -116,7 +115,7 @@ void PairTable::CloseHandle(const std::string& handle, const ArenaOwner& owner,
                             const absl::Status& why) {
   std::shared_ptr<Pair> pair;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = pairs_.find(owner);
     if (found != pairs_.end() && found->second->handle() == handle) pair = Erase(found);
   }
@@ -126,7 +125,7 @@ void PairTable::CloseHandle(const std::string& handle, const ArenaOwner& owner,
 void PairTable::CloseAll(const absl::Status& why) {
   std::vector<std::shared_ptr<Pair>> all;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     closed_ = why;
     while (!pairs_.empty()) all.push_back(Erase(pairs_.begin()));
   }

@@ -11,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
@@ -19,6 +18,7 @@
 #include "absl/time/time.h"
 #include "nccl/library.h"
 #include "nccl/link.h"
+#include "proto/mutex.h"
 #include "server/transport/pair.h"
 
 namespace muond {
@@ -81,17 +81,18 @@ class PairTable {
 
  private:
   struct Books;  // outlives the table, for memory that NCCL still has
-  std::shared_ptr<nccl::Worker> TheWorker();
+  std::shared_ptr<nccl::Worker> TheWorker() MUOND_REQUIRES(mutex_);
   // Takes it out of the table; it is revoked by the caller, without the lock.
-  std::shared_ptr<Pair> Erase(std::map<ArenaOwner, std::shared_ptr<Pair>>::iterator entry);
+  std::shared_ptr<Pair> Erase(std::map<ArenaOwner, std::shared_ptr<Pair>>::iterator entry)
+      MUOND_REQUIRES(mutex_);
 
   const absl::StatusOr<NcclPlatform> platform_;
   const PairLimits limits_;
   const std::shared_ptr<Books> books_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<nccl::Worker> worker_;  // from the first pair on
-  std::map<ArenaOwner, std::shared_ptr<Pair>> pairs_;
-  absl::Status closed_;
+  mutable Mutex mutex_;
+  std::shared_ptr<nccl::Worker> worker_ MUOND_GUARDED_BY(mutex_);  // from the first pair on
+  std::map<ArenaOwner, std::shared_ptr<Pair>> pairs_ MUOND_GUARDED_BY(mutex_);
+  absl::Status closed_ MUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace muond

@@ -53,7 +53,6 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header, absl::string_view
   return Receive(header, {&piece, 1});
 }
 
-// The mutex is held.
 absl::Status SliceReceiver::Check(const ChunkHeader& header, std::int64_t bytes) const {
   const std::int64_t size = static_cast<std::int64_t>(DtypeBytes(dtype_));
   if (!revoked_.ok()) return revoked_;
@@ -89,7 +88,7 @@ absl::Status SliceReceiver::Receive(const ChunkHeader& header,
                                     std::span<const std::string_view> payload) {
   std::int64_t bytes = 0;
   for (const std::string_view piece : payload) bytes += std::ssize(piece);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   MUOND_RETURN_IF_ERROR(Check(header, bytes));
   const std::int64_t count = bytes / static_cast<std::int64_t>(DtypeBytes(dtype_));
   XXH3_state_t before;
@@ -175,11 +174,12 @@ void SliceReceiver::AddToSum(std::span<const std::string_view> payload) {
                          static_cast<std::uint64_t>(received_));
 }
 
-absl::StatusOr<std::unique_lock<std::mutex>> SliceReceiver::BeginMoves(
+absl::StatusOr<MovableLock> SliceReceiver::BeginMoves(
     const ChunkHeader& header, const std::byte* from, std::int64_t bytes, std::uint32_t sum,
     std::vector<kernels::MoveJob>& moves) {
   const std::size_t size = DtypeBytes(dtype_);
-  std::unique_lock lock(mutex_);
+  MovableLock lock(mutex_);
+  mutex_.AssertHeld();
   if (!revoked_.ok()) return revoked_;
   if (header.dtype != dtype_) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -212,8 +212,8 @@ absl::StatusOr<std::unique_lock<std::mutex>> SliceReceiver::BeginMoves(
   return lock;
 }
 
-// The mutex is held, by BeginMoves's lock.
 void SliceReceiver::EndMoves(std::uint64_t sum) {
+  mutex_.AssertHeld();  // by BeginMoves's lock
   moved_ = true;
   sum_ = sum;
   received_ = elements_;
@@ -221,18 +221,18 @@ void SliceReceiver::EndMoves(std::uint64_t sum) {
 }
 
 void SliceReceiver::Revoke(const absl::Status& why) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!revoked_.ok()) return;
   revoked_ = absl::Status(why.code(), absl::StrFormat("%s: %s", object_, why.message()));
 }
 
 bool SliceReceiver::complete() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return received_ == elements_;
 }
 
 std::int64_t SliceReceiver::received() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return received_;
 }
 
@@ -251,12 +251,12 @@ std::uint64_t SliceReceiver::MovedDigest() const {
 }
 
 std::uint64_t SliceReceiver::digest() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return moved_ ? MovedDigest() : XXH3_64bits_digest(hash_.get());
 }
 
 std::optional<std::uint64_t> SliceReceiver::other_digest() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (moved_ || target_.base != nullptr) return std::nullopt;
   return MovedDigest();
 }

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "kernels/device_memory.h"
+#include "proto/mutex.h"
 #include "proto/shard.h"
 #include "proto/values.h"
 
@@ -64,7 +64,7 @@ class SliceReceiver {
   // they are to be carried out. Then EndMoves, with what was summed, and the lock may go. Errors
   // as Receive, and INVALID_ARGUMENT unless `bytes` are exactly those that are expected. One
   // receiver's lock may be held together with others', not together with anything else.
-  absl::StatusOr<std::unique_lock<std::mutex>> BeginMoves(const ChunkHeader& header,
+  absl::StatusOr<MovableLock> BeginMoves(const ChunkHeader& header,
                                                           const std::byte* from, std::int64_t bytes,
                                                           std::uint32_t sum,
                                                           std::vector<kernels::MoveJob>& moves);
@@ -89,14 +89,14 @@ class SliceReceiver {
 
  private:
   const std::string object_;
-  absl::Status Check(const ChunkHeader& header, std::int64_t bytes) const;
+  absl::Status Check(const ChunkHeader& header, std::int64_t bytes) const MUOND_REQUIRES(mutex_);
   absl::Status Copy(std::int64_t first, std::int64_t count, PlacingReader& reader) const;
-  std::uint64_t MovedDigest() const;
-  void AddToSum(std::span<const std::string_view> payload);
+  std::uint64_t MovedDigest() const MUOND_REQUIRES(mutex_);
+  void AddToSum(std::span<const std::string_view> payload) MUOND_REQUIRES(mutex_);
   // visit(to, n): the next n elements go there; null: nowhere. In the slice's order.
   template <typename Visit>
   void ForEachPlace(std::int64_t first, std::int64_t count, const Visit& visit) const;
-  std::int64_t Next() const;
+  std::int64_t Next() const MUOND_REQUIRES(mutex_);
 
   const Box box_;
   const Dtype dtype_;
@@ -104,17 +104,17 @@ class SliceReceiver {
   // Of the slice's elements in its own order: those that are expected. Ascending, none adjacent.
   const std::vector<ElementRange> ranges_;
   const std::int64_t elements_;  // in all ranges
-  mutable std::mutex mutex_;  // held while a chunk is copied: Revoke waits for that
-  absl::Status revoked_;
-  std::size_t range_ = 0;       // that is coming in
-  std::int64_t received_ = 0;   // elements, of all ranges
-  std::int64_t in_range_ = 0;   // likewise, of this one
+  mutable Mutex mutex_;  // held while a chunk is copied: Revoke waits for that
+  absl::Status revoked_ MUOND_GUARDED_BY(mutex_);
+  std::size_t range_ MUOND_GUARDED_BY(mutex_) = 0;  // that is coming in
+  std::int64_t received_ MUOND_GUARDED_BY(mutex_) = 0;  // elements, of all ranges
+  std::int64_t in_range_ MUOND_GUARDED_BY(mutex_) = 0;  // likewise, of this one
   struct FreeHash {
     void operator()(XXH3_state_s* state) const;
   };
-  std::unique_ptr<XXH3_state_s, FreeHash> hash_;
-  bool moved_ = false;     // all of it came by BeginMoves
-  std::uint64_t sum_ = 0;  // of the elements so far, as moves take it
+  std::unique_ptr<XXH3_state_s, FreeHash> hash_ MUOND_GUARDED_BY(mutex_);
+  bool moved_ MUOND_GUARDED_BY(mutex_) = false;  // all of it came by BeginMoves
+  std::uint64_t sum_ MUOND_GUARDED_BY(mutex_) = 0;  // of the elements so far, as moves take it
 };
 
 }  // namespace muond

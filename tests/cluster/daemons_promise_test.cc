@@ -10,6 +10,7 @@
 #include "server/cluster/raise_generation.h"
 #include "tests/cluster/half_coordinator.h"
 #include "tests/support/cluster_fixture.h"
+#include "tests/support/raw_trainer.h"
 
 namespace muond::cluster {
 namespace {
@@ -81,6 +82,35 @@ TEST(Lineage, APlainRaiseDoesNotJoinNewAndOldState) {
   const StepOutcome outcome = run.Step(NoiseFor(run.spec(), 2));
   EXPECT_TRUE(outcome.applied);
   EXPECT_EQ(outcome.step, 1);
+}
+
+// A recovery reaches the daemons one by one. Who has been told already votes, and hears from one
+// that has not that it needs a restore: that is over, and no reason for another.
+TEST(Raise, WhatAPeerSaysFromBelowTheGenerationIsOld) {
+  Cluster cluster(2, Options(absl::Seconds(30)));
+  TestRun run(cluster.channel(0), Spec(), {});
+  ASSERT_TRUE(run.Step(NoiseFor(run.spec(), 1)).applied);
+  cluster.Stop(1);
+  cluster.Start(1);
+  RawTrainer back(cluster.service(1), "run");
+  Must(back.Register(back.RegisterRequestOf(run.spec(), run.slices(0))));
+  ASSERT_FALSE(back.Begin(1).ok());
+  ASSERT_EQ(back.position()->state(), v1::RUN_STATE_NEEDS_RESTORE);
+
+  HalfCoordinator coordinator(run, 1);
+  Must(coordinator.Prepare(0, 60));
+  Must(coordinator.Recover(0, 60));
+  RawTrainer trainer(cluster.service(0), "run", 0, 60);
+  Must(trainer.Begin(1));
+  const Tensors gradients = NoiseFor(run.spec(), 2);
+  for (const auto& [name, values] : gradients) {
+    trainer.Push(1, {ChunkOf(name, 0, 0, Bytes(values))}).IgnoreError();  // not its own: refused
+  }
+  // It votes, and asks for the other's vote many times.
+  const auto outcome = trainer.Finish(1, {}, /*wait_ms=*/500);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(outcome.status())) << outcome.status();
+  ASSERT_TRUE(trainer.position());
+  EXPECT_EQ(trainer.position()->state(), v1::RUN_STATE_RUNNING) << outcome.status();
 }
 
 // One that waited for its turn until its time was over is not done, nobody may take it for that.

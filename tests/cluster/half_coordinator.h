@@ -40,6 +40,13 @@ class HalfCoordinator {
     request.set_resume_step(step);
     return Raise(daemon, std::move(request));
   }
+  // Of daemons that others, which had lost theirs, have got their state back.
+  absl::Status Recover(int daemon, std::int64_t generation) {
+    v1::RaiseRequest request;
+    request.set_generation(generation);
+    request.set_recover(true);
+    return Raise(daemon, std::move(request));
+  }
   absl::Status Adopt(int daemon, std::int64_t generation, const std::string& addition) {
     v1::RaiseRequest request;
     request.set_generation(generation);

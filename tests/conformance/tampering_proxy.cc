@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "proto/mutex.h"
+
 namespace muond::conformance {
 namespace {
 
@@ -25,10 +27,10 @@ class TamperingProxy::Passer final : public v1::Optimizer::Service {
   explicit Passer(std::shared_ptr<grpc::Channel> daemon)
       : stub_(v1::Optimizer::NewStub(std::move(daemon))) {}
 
-  std::mutex mutex;
-  TamperingProxy::Push push;
-  TamperingProxy::Pull pull;
-  bool swallow = false;
+  Mutex mutex;
+  TamperingProxy::Push push MUOND_GUARDED_BY(mutex);
+  TamperingProxy::Pull pull MUOND_GUARDED_BY(mutex);
+  bool swallow MUOND_GUARDED_BY(mutex) = false;
 
  private:
   template <typename Request, typename Reply>
@@ -81,15 +83,15 @@ class TamperingProxy::Passer final : public v1::Optimizer::Service {
   }
 
   bool Swallows() {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     return swallow;
   }
   std::vector<v1::PushRequest> Tampered(const v1::PushRequest& message) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     return push == nullptr ? std::vector{message} : push(message);
   }
   std::vector<v1::PullReply> Tampered(const v1::PullReply& message) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     return pull == nullptr ? std::vector{message} : pull(message);
   }
 
@@ -167,17 +169,17 @@ TamperingProxy::TamperingProxy(std::shared_ptr<grpc::Channel> daemon)
 TamperingProxy::~TamperingProxy() { server_->Shutdown(std::chrono::system_clock::now()); }
 
 void TamperingProxy::TamperPush(Push tamper) {
-  std::lock_guard lock(passer_->mutex);
+  MutexLock lock(passer_->mutex);
   passer_->push = std::move(tamper);
 }
 
 void TamperingProxy::TamperPull(Pull tamper) {
-  std::lock_guard lock(passer_->mutex);
+  MutexLock lock(passer_->mutex);
   passer_->pull = std::move(tamper);
 }
 
 void TamperingProxy::SwallowPushes(bool swallow) {
-  std::lock_guard lock(passer_->mutex);
+  MutexLock lock(passer_->mutex);
   passer_->swallow = swallow;
 }
 

@@ -3,11 +3,11 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "proto/check.h"
+#include "proto/mutex.h"
 
 namespace muond::testing {
 namespace {
@@ -40,8 +40,8 @@ void CheckHost(const void* pointer) { MUOND_CHECK(!OnDevice(pointer), "host memo
 
 // Staging memory of all backends, in bytes: what one device's tensors come in by, another may read.
 struct StagingTable {
-  std::mutex mutex;
-  std::map<const char*, std::size_t> bytes;
+  Mutex mutex;
+  std::map<const char*, std::size_t> bytes MUOND_GUARDED_BY(mutex);
 };
 StagingTable& Staging() {
   static StagingTable& table = *new StagingTable;
@@ -61,7 +61,7 @@ class DeviceLikeBackend final : public kernels::Backend {
   Dtype iterate_dtype() const override { return options_.iterate; }
 
   void* Allocate(std::size_t bytes) override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (bytes > options_.memory_bytes - used_) return nullptr;
     void* memory = behind_->Allocate(bytes);
     if (memory == nullptr) return nullptr;
@@ -71,7 +71,7 @@ class DeviceLikeBackend final : public kernels::Backend {
   }
   void Free(void* memory) override {
     if (memory == nullptr) return;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = allocated_.find(memory);
     MUOND_CHECK(found != allocated_.end(), "what is freed was allocated here");
     used_ -= found->second;
@@ -82,21 +82,21 @@ class DeviceLikeBackend final : public kernels::Backend {
   void* AllocateStaging(std::size_t bytes) override {
     void* memory = behind_->AllocateStaging(bytes);
     if (memory == nullptr) return nullptr;
-    std::lock_guard lock(Staging().mutex);
+    MutexLock lock(Staging().mutex);
     Staging().bytes[static_cast<const char*>(memory)] = bytes;
     ++staged_;
     return memory;
   }
   void FreeStaging(void* memory) override {
     if (memory == nullptr) return;
-    std::lock_guard lock(Staging().mutex);
+    MutexLock lock(Staging().mutex);
     MUOND_CHECK(Staging().bytes.erase(static_cast<const char*>(memory)) == 1,
                 "it is staging memory");
     --staged_;
     behind_->FreeStaging(memory);
   }
   std::size_t FreeBytes() const override {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return options_.memory_bytes - used_;
   }
 
@@ -251,7 +251,7 @@ class DeviceLikeBackend final : public kernels::Backend {
 
   static void CheckStaging(const void* data, std::size_t bytes) {
     const auto* begin = static_cast<const char*>(data);
-    std::lock_guard lock(Staging().mutex);
+    MutexLock lock(Staging().mutex);
     auto found = Staging().bytes.upper_bound(begin);
     MUOND_CHECK(found != Staging().bytes.begin(), "it is staging memory");
     --found;
@@ -260,10 +260,10 @@ class DeviceLikeBackend final : public kernels::Backend {
 
   const std::unique_ptr<Backend> behind_;
   const DeviceLikeOptions options_;
-  mutable std::mutex mutex_;
-  std::size_t used_ = 0;
-  std::map<void*, std::size_t> allocated_;  // device memory, in bytes
-  std::atomic<int> staged_{0};              // staging buffers
+  mutable Mutex mutex_;
+  std::size_t used_ MUOND_GUARDED_BY(mutex_) = 0;
+  std::map<void*, std::size_t> allocated_ MUOND_GUARDED_BY(mutex_);  // device memory, in bytes
+  std::atomic<int> staged_{0};  // staging buffers
 };
 
 class DeviceLikeMemory final : public kernels::DeviceMemory {

@@ -21,6 +21,7 @@ MODULES = {
     "proto/shard.": "values",
     "proto/check.": "values",
     "proto/long_turns.": "values",
+    "proto/mutex.": "mutex",
     "proto/steady_time.": "values",
     "proto/version.": "values",
     "proto/": "proto",
@@ -53,6 +54,7 @@ MODULES = {
 # Module -> modules that it may include (itself always). Read top-down: nothing points up.
 ARROWS = {
     "tensor": (),
+    "mutex": (),
     "device-memory": ("kernels", "tensor"),
     "kernels": ("tensor",),
     "kernels-cuda": ("kernels", "device-memory", "tensor"),
@@ -103,6 +105,9 @@ EXCEPTIONS = {
     ("client/cli/checkpoint_files.cc", "checkpoint"):
         "`muonctl checkpoint` reads directories without a daemon, with the daemons' own reader",
 }
+
+# What needs the standard library only, and every folder may include.
+ANY_MAY_USE = ("mutex",)
 
 # What a test may use beside its module's arrows: a real service in its own process, test helpers.
 TEST_MAY_USE = ("embedded", "tests-support", "values", "tensor")
@@ -156,7 +161,7 @@ def _check_project_include(path, number, target, test):
     module, used = module_of(path), module_of(target)
     if used is None or used == module or module in ("tests", "tests-support"):
         return
-    if used in ARROWS.get(module, ()) or (test and used in TEST_MAY_USE):
+    if used in ARROWS.get(module, ()) or used in ANY_MAY_USE or (test and used in TEST_MAY_USE):
         return
     if (path, used) in EXCEPTIONS:
         return
