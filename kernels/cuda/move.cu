@@ -78,8 +78,15 @@ __global__ void __launch_bounds__(kThreads) MoveKernel(JobTable<MovePassJob> tab
   const MovePassJob job = table.jobs[part.job];
   Sum sum = job.element_bytes == 4 ? MovePart<uint4>(part, job) : MovePart<uint2>(part, job);
   for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_down_sync(0xffffffffu, sum, lane);
-  // A sum of integers: the order in which blocks come does not matter.
-  if (threadIdx.x % 32 == 0) atomicAdd(sums + job.sum, sum);
+  __shared__ Sum of_warps[kThreads / 32];
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  sum = 0;
+  for (std::uint32_t warp = 0; warp < kThreads / 32; ++warp) sum += of_warps[warp];
+  // A sum of integers: the order in which blocks come does not matter. Thousands of them add to one
+  // slice's, and additions to one place queue up: each block makes one.
+  atomicAdd(sums + job.sum, sum);
 }
 
 }  // namespace
