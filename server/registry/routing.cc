@@ -45,7 +45,7 @@ absl::StatusOr<std::int64_t> DeclaredElements(const ParameterSpec& spec) {
                   "shape is missing, as that of a partitioned placeholder is: send the layer's "
                   "logical shape (ds_shape under ZeRO-3, the global shape of a DTensor)");
   }
-  const absl::StatusOr<std::int64_t> elements = ElementCount(*spec.shape);
+  absl::StatusOr<std::int64_t> elements = ElementCount(*spec.shape);
   if (!elements.ok()) return Refuse(spec.name, std::string(elements.status().message()));
   if (*elements == 0 && !spec.allow_empty) {
     return Refuse(spec.name,
