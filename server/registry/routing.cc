@@ -209,7 +209,7 @@ class Router {
         break;
     }
     if (spec.exclude) return {Algorithm::kAdamW, "excluded by the trainer"};
-    const Decision by_role = DecideByRole(spec, kind, matrices);
+    Decision by_role = DecideByRole(spec, kind, matrices);
     matrix_seen_ = matrix_seen_ || HasMatrices(kind);
     if (spec.role == Role::kHidden && !HasMatrices(kind)) flat_.push_back(spec.name);
     // A split into single rows takes a matrix from Muon that is none too small for it.
