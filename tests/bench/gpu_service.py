@@ -2,12 +2,10 @@
 """The daemon on a machine with GPUs: what it picks, what it holds, what it refuses, how fast it is.
 
 usage: tests/bench/gpu_service.py --bin DIR [--libraries PATH] [--models gpt2,llama1b,7b8]
-                                  [--steps 5] [--two-gpus]
+                                  [--steps 5]
 
   --bin DIR         muond, muond-bench and muonctl
   --libraries PATH  LD_LIBRARY_PATH of these, and of nothing else
-  --two-gpus        only the comparison of one GPU with two: one daemon with both, and two daemons
-                    with one each
 
 Prints one line a check, `ok` or `WRONG`, and exits with 1 when anything is wrong.
 """
@@ -91,7 +89,9 @@ class Daemon:
         listen = arguments if "--listen" in arguments else ("--listen", self.endpoint, *arguments)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [str(bin_dir / "muond"), "--metrics-address", "none", *listen],
+                [str(bin_dir / "muond"),
+                 *(() if "--metrics-address" in arguments else ("--metrics-address", "none")),
+                 *listen],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**ENVIRONMENT, **(environment or {})})
 
@@ -237,50 +237,17 @@ def check_one_gpu(arguments):
         report("cpu" in hidden.text() and choice, "auto without a device", choice.strip()[-160:])
 
 
-def check_two_gpus(arguments):
-    bin_dir, results = arguments.bin, {}
-
-    def measure(endpoint, model, name):
-        result, said = bench(bin_dir, "--endpoint", endpoint, "--model", model,
-                             "--steps", arguments.steps, "--warmup", 1)
-        if check_result(f"{model}, {name}", result, said):
-            results[model, name] = result
-
-    for name, devices in (("one GPU", "0"), ("two GPUs of one daemon", "0,1")):
-        with Daemon(bin_dir, "--devices", devices) as daemon:
-            for model in arguments.models.split(","):
-                measure(daemon.endpoint, model, name)
-    ports = ("127.0.0.1:17070", "127.0.0.1:17071")
-    with contextlib.ExitStack() as stack:
-        for device, address in enumerate(ports):
-            stack.enter_context(Daemon(bin_dir, "--devices", str(device), "--listen", address,
-                                       "--peers", ",".join(ports)))
-        for model in arguments.models.split(","):
-            measure(ports[0], model, "two daemons of one GPU")
-    for (model, name), result in results.items():
-        one = results.get((model, "one GPU"))
-        if one is None or name == "one GPU":
-            continue
-        same = digest(one) == digest(result)
-        ratio = (one["phases"]["step"]["median_seconds"]
-                 / result["phases"]["step"]["median_seconds"])
-        report(same, f"{model}, {name} against one",
-               f"{'the same digest' if same else 'DIFFERENT digests'}, step {ratio:.2f} times as "
-               f"fast, efficiency {100 * ratio / 2:.0f} %")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True)
     parser.add_argument("--models", default="gpt2,llama1b,7b8")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--libraries")
-    parser.add_argument("--two-gpus", action="store_true")
     arguments = parser.parse_args()
     if arguments.libraries:
         ENVIRONMENT["LD_LIBRARY_PATH"] = arguments.libraries
     print("== the service")
-    (check_two_gpus if arguments.two_gpus else check_one_gpu)(arguments)
+    check_one_gpu(arguments)
     print(f"{len(FAILURES)} wrong" if FAILURES else "all ok")
     return 1 if FAILURES else 0
 

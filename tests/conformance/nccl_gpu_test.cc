@@ -201,36 +201,39 @@ TEST_F(NcclGpu, ADaemonThatIsKilledInATransferIsAnErrorInTimeAndTheNextOneServes
   std::filesystem::remove_all(directory);
 }
 
-TEST_F(NcclGpu, TwoDaemonsOnTwoGpusWithTrainersOnBoth) {
+// On all that there are: each rank goes to its own GPU's daemon by CUDA IPC, to the others by NCCL.
+TEST_F(NcclGpu, ADaemonAndATrainerOnEveryGpuEndInTheStateOfOne) {
+  daemon_.reset();
+  const int all = static_cast<int>(kernels::ListCudaDevices().devices.size());
   const std::string out = "/tmp/muond-nccl-" + std::to_string(getpid()) + "-";
   std::vector<std::string> digests;
-  for (const char* transport : {"grpc", "auto"}) {
-    cluster::Cluster daemons(2, {.backend = "cuda", .devices = {"0"}}, [](int daemon,
-                                                                         ServiceOptions& options) {
+  for (const auto& [gpus, transport] :
+       std::vector<std::pair<int, std::string>>{{1, "grpc"}, {all, "grpc"}, {all, "auto"}}) {
+    cluster::Cluster daemons(gpus, {.backend = "cuda"}, [](int daemon, ServiceOptions& options) {
       options.devices = {std::to_string(daemon)};
       options.nccl = "auto";
     });
     std::vector<pid_t> trainers;
-    for (const char* rank : {"0", "1"}) {
+    for (int rank = 0; rank < gpus; ++rank) {
       trainers.push_back(StartChild("train", daemons.endpoint(0), transport,
-                                    {{"MUOND_NCCL_OUT", out + rank},
-                                     {"MUOND_NCCL_GPU", rank},
-                                     {"MUOND_NCCL_RANK", rank},
-                                     {"MUOND_NCCL_WORLD", "2"}}));
+                                    {{"MUOND_NCCL_OUT", out + std::to_string(rank)},
+                                     {"MUOND_NCCL_GPU", std::to_string(rank)},
+                                     {"MUOND_NCCL_RANK", std::to_string(rank)},
+                                     {"MUOND_NCCL_WORLD", std::to_string(gpus)}}));
     }
     for (const pid_t trainer : trainers) EXPECT_EQ(Wait(trainer), 0);
-    if (std::string(transport) == "auto") {  // the other rank is on the daemon's own GPU
-      for (int daemon : {0, 1}) {
-        EXPECT_EQ(MetricOf(daemons.service(daemon),
-                           "muond_transport_choices_total{transport=\"nccl\"}"),
-                  1);
-      }
+    for (int daemon = 0; daemon < gpus && transport == "auto"; ++daemon) {
+      EXPECT_EQ(MetricOf(daemons.service(daemon),
+                         "muond_transport_choices_total{transport=\"nccl\"}"),
+                gpus - 1);
     }
     digests.push_back(DigestOf(daemons.service(0)));
-    std::printf("two daemons, two trainers, %s: digest %s\n", transport, digests.back().c_str());
-    for (const char* rank : {"0", "1"}) std::filesystem::remove(out + rank);
+    std::printf("%d daemons, %d trainers, %s: digest %s\n", gpus, gpus, transport.c_str(),
+                digests.back().c_str());
+    for (int rank = 0; rank < gpus; ++rank) std::filesystem::remove(out + std::to_string(rank));
   }
-  EXPECT_EQ(digests[0], digests[1]);
+  EXPECT_EQ(digests[1], digests[0]);
+  EXPECT_EQ(digests[2], digests[0]);
 }
 
 // What NCCL by itself moves from one GPU to the other, a GiB at a time, both ranks in this process.

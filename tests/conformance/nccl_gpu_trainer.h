@@ -1,4 +1,4 @@
-// A trainer of the tests on two GPUs, and what its process is told to do.
+// A trainer of the tests on several GPUs, and what its process is told to do.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ class DeviceTrainer {
   DeviceTrainer(client::SessionOptions options, RunSpec spec, int rank)
       : driver_(cluster::Must(client::LoadGpuDriver())), spec_(std::move(spec)), gpu_(options.gpu) {
     const int world = static_cast<int>(spec_.world_size);
-    slices_ = cluster::CutOf(spec_, {cluster::Cut::kRows, world}, rank);
+    slices_ = cluster::CutOf(spec_, {cluster::Cut::kFlat, world}, rank);  // as ZeRO cuts
     session_ = cluster::Must(client::Session::Open(spec_, rank, slices_, options));
     for (const ParameterSpec& parameter : spec_.parameters) {
       const auto held = slices_.find(parameter.name);
