@@ -19,8 +19,8 @@ std::vector<MachineRates> Machines() {
   return {{.name = "h200",
            .newton_schulz_tflops = 570,
            .memory_gbps = 4100,
-           .link_gbps = 2110,
-           .step_ms = 2.5,
+           .link_gbps = 4200,
+           .step_ms = 2.2,
            .peer_ms = 0.1}};
 }
 

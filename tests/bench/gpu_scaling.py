@@ -10,8 +10,7 @@ usage: tests/bench/gpu_scaling.py --bin DIR [--libraries PATH] [--models gpt2,ll
   --gpus N          at most so many; all that there are
 
 One line a configuration: "step" is Finish, from gradients that have arrived to applied parameters;
-"ns" the share of Newton-Schulz in it, of the daemon whose took longest; "imbalance" the busiest
-owner's load over the mean, by muonctl plan; efficiency T(1) / (N T(N)). Every configuration of a
+"imbalance" the busiest owner's load over the mean, by muonctl plan; efficiency T(1) / (N T(N)). Every configuration of a
 model must end in the same digest: exits with 1 when one does not, or fails.
 """
 
@@ -23,7 +22,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -66,16 +64,6 @@ def counts(gpus):
     return steps if steps[-1] == gpus else [*steps, gpus]
 
 
-def newton_schulz_ms(metrics):
-    """Of a step, by a daemon's own histogram."""
-    text = urllib.request.urlopen(f"{metrics}/metrics", timeout=20).read().decode()
-    found = {}
-    for name in ("sum", "count"):
-        pattern = rf'^muond_step_phase_seconds_{name}\{{[^}}]*phase="newton_schulz"[^}}]*\}} (\S+)'
-        found[name] = sum(float(value) for value in re.findall(pattern, text, re.M))
-    return 1e3 * found["sum"] / found["count"] if found["count"] else None
-
-
 def imbalance(bin_dir, model, daemons, devices):
     done = subprocess.run([str(bin_dir / "muonctl"), "-o", "json", "plan", "--model", model,
                            "--daemons", str(daemons), "--devices", str(devices), "--backend",
@@ -96,7 +84,7 @@ def measure(arguments, model, daemons, devices):
             if daemons > 1:
                 flags += ["--listen", address, "--peers", ",".join(addresses)]
             running.append(stack.enter_context(gpu_service.Daemon(
-                arguments.bin, *flags, "--metrics-address", f"127.0.0.1:{first + 100 + i}")))
+                arguments.bin, *flags)))
         endpoint = running[0].endpoint if daemons == 1 else addresses[0]
         result, said = gpu_service.bench(arguments.bin, "--endpoint", endpoint, "--model", model,
                                          "--steps", arguments.steps, "--warmup", 1,
@@ -105,12 +93,10 @@ def measure(arguments, model, daemons, devices):
         if result is None or not result["check"]["passed"]:
             gpu_service.report(False, what, said[-300:])
             return None
-        shares = [newton_schulz_ms(f"http://127.0.0.1:{first + 100 + i}") for i in range(daemons)]
     phases = {name: 1e3 * result["phases"][name]["median_seconds"]
               for name in ("push", "step", "pull")}
     return {"model": model, "daemons": daemons, "devices": devices, **phases,
             "digest": gpu_service.digest(result),
-            "newton_schulz": max(filter(None, shares), default=0),
             "imbalance": imbalance(arguments.bin, model, daemons, devices)}
 
 
@@ -131,8 +117,7 @@ def show(row, one):
     gpus = row["daemons"] * row["devices"]
     row["efficiency"] = one["step"] / (gpus * row["step"])
     print(f"{row['model']:10} {row['daemons']:7} x {row['devices']:<4} {row['step']:9.2f} "
-          f"{100 * row['newton_schulz'] / row['step']:5.0f} % {row['push']:9.0f} "
-          f"{row['pull']:9.0f} {row['imbalance']:10.3f} "
+          f"{row['push']:9.0f} {row['pull']:9.0f} {row['imbalance']:10.3f} "
           f"{100 * row['efficiency']:9.1f} %", flush=True)
 
 
@@ -150,7 +135,7 @@ def main():
         gpu_service.ENVIRONMENT["LD_LIBRARY_PATH"] = arguments.libraries
     gpus = min(count_gpus(), arguments.gpus or 1 << 10)
     print(f"== a step on 1 to {gpus} GPUs, ms\n{'model':10} {'daemons x GPUs':>14} {'step':>9} "
-          f"{'ns':>7} {'push':>9} {'pull':>9} {'imbalance':>10} {'efficiency':>11}", flush=True)
+          f"{'push':>9} {'pull':>9} {'imbalance':>10} {'efficiency':>11}", flush=True)
     rows = []
     for model in arguments.models.split(","):
         of_model = []

@@ -89,9 +89,7 @@ class Daemon:
         listen = arguments if "--listen" in arguments else ("--listen", self.endpoint, *arguments)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [str(bin_dir / "muond"),
-                 *(() if "--metrics-address" in arguments else ("--metrics-address", "none")),
-                 *listen],
+                [str(bin_dir / "muond"), "--metrics-address", "none", *listen],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**ENVIRONMENT, **(environment or {})})
 
