@@ -10,8 +10,9 @@ usage: tests/bench/gpu_scaling.py --bin DIR [--libraries PATH] [--models gpt2,ll
   --gpus N          at most so many; all that there are
 
 One line a configuration: "step" is Finish, from gradients that have arrived to applied parameters;
-"imbalance" the busiest owner's load over the mean, by muonctl plan; efficiency T(1) / (N T(N)). Every configuration of a
-model must end in the same digest: exits with 1 when one does not, or fails.
+"imbalance" the busiest owner's load over the mean, by muonctl plan; efficiency T(1) / (N T(N)).
+Every configuration of a model must end in the same digest: exits with 1 when one does not, or
+fails.
 """
 
 import argparse
