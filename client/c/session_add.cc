@@ -29,7 +29,7 @@ absl::StatusOr<ParameterAddition> Addition(const std::string& json) {
 
 absl::Status Add(muond_session& session, const std::string& json) {
   MUOND_ASSIGN_OR_RETURN(const ParameterAddition addition, Addition(json));
-  const absl::Status added = session.session->AddParameters(addition);
+  absl::Status added = session.session->AddParameters(addition);
   if (!absl::IsUnimplemented(added)) return added;
   return absl::UnimplementedError(absl::StrFormat(
       "run \"%s\": add parameters: a daemon is older than this client, %s, and does not know of "

@@ -23,7 +23,7 @@ struct TraceFlags {
 absl::StatusOr<std::vector<v1::StepEvent>> Collect(client::Admin& admin, const std::string& run,
                                                    const TraceFlags& flags) {
   std::vector<v1::StepEvent> events;
-  const absl::Status status =
+  absl::Status status =
       admin.Watch(run, absl::Seconds(flags.seconds), [&](const v1::StepEvent& event) {
         events.push_back(event);
         return static_cast<std::int64_t>(events.size()) < flags.steps;

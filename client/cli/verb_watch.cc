@@ -59,7 +59,7 @@ VerbBody AttachWatch(CLI::App& command) {
   return [steps, seconds](VerbContext& context) -> absl::StatusOr<ExitCode> {
     const absl::Duration longest = *seconds > 0 ? absl::Seconds(*seconds) : absl::Hours(24 * 365);
     std::int64_t seen = 0;
-    const absl::Status status =
+    absl::Status status =
         context.admin.Watch(context.run, longest, [&](const v1::StepEvent& event) {
           if (context.output == Output::kJson) {
             context.out << MessageToJson(event).dump() << "\n";

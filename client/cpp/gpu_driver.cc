@@ -33,6 +33,11 @@ constexpr unsigned kOpenLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCE
 constexpr unsigned kPortable = 1;            // CU_MEMHOSTALLOC_PORTABLE
 constexpr std::size_t kCopyBlocksMax = 264;  // of a piece: two for each multiprocessor of an H200
 
+// The driver has addresses as numbers.
+void* PointerOf(Address address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 // The entry points, by the names that the library exports them under.
 struct Functions {
   Result (*Init)(unsigned);
@@ -119,7 +124,7 @@ class MachineDriver final : public GpuDriver {
     MUOND_RETURN_IF_ERROR(Run(device, "open a memory handle of another process", [&] {
       return f_.IpcOpen(&address, copy, kOpenLazyPeerAccess);
     }));
-    return reinterpret_cast<void*>(address);
+    return PointerOf(address);
   }
   void Close(int device, void* mapped) override {
     Run(device, "close memory", [&] {
@@ -170,7 +175,7 @@ class MachineDriver final : public GpuDriver {
     Address address = 0;
     const absl::Status status =
         Run(device, "allocate memory", [&] { return f_.MemAlloc(&address, bytes); });
-    return status.ok() ? reinterpret_cast<void*>(address) : nullptr;
+    return status.ok() ? PointerOf(address) : nullptr;
   }
   void Free(int device, void* memory) override {
     Run(device, "free memory", [&] {
@@ -219,7 +224,7 @@ class MachineDriver final : public GpuDriver {
   // The thread's own current context is what it was afterwards.
   template <typename Call>
   absl::Status Run(int device, const char* action, const Call& call) {
-    MUOND_ASSIGN_OR_RETURN(const Context context, ContextOf(device));
+    MUOND_ASSIGN_OR_RETURN(Context context, ContextOf(device));
     MUOND_RETURN_IF_ERROR(Report(device, action, f_.Push(context)));
     const Result result = call();
     Context popped = nullptr;

@@ -80,7 +80,7 @@ absl::StatusOr<std::shared_ptr<PairLink>> PairLink::Open(v1::Optimizer::Stub& st
     told = reader->Read(&opened);
   }
   if (!told) return FromGrpc(reader->Finish());
-  std::shared_ptr<PairLink> link(new PairLink(opened.handle(), worker));
+  std::shared_ptr<PairLink> link(new PairLink(opened.handle(), std::move(worker)));
   link->context_ = std::move(context);
   link->reader_ = std::move(reader);
   nccl::UniqueId id;

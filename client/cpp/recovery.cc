@@ -19,8 +19,8 @@ constexpr int kNotFoundMax = 3;
 }  // namespace
 
 std::string Describe(const Interruption& interruption) {
-  const std::string what = absl::StrFormat("run \"%s\": rank %d: %s", interruption.run,
-                                           interruption.rank, interruption.action);
+  std::string what = absl::StrFormat("run \"%s\": rank %d: %s", interruption.run, interruption.rank,
+                                     interruption.action);
   const std::string elapsed =
       absl::FormatDuration(absl::Trunc(interruption.elapsed, absl::Milliseconds(1)));
   switch (interruption.phase) {
@@ -103,7 +103,7 @@ absl::Status Recovery::Await(absl::Status cause) {
 }
 
 absl::Status Recovery::Look(bool* again) {
-  const absl::Status joined = session_.RejoinBy(deadline());
+  absl::Status joined = session_.RejoinBy(deadline());
   if (!joined.ok()) {
     *again = absl::IsUnavailable(joined) || absl::IsDeadlineExceeded(joined);
     return joined;

@@ -238,7 +238,7 @@ absl::Status Session::AwaitRestore(absl::Duration timeout) {
   const absl::Time deadline = SteadyNow() + timeout;
   absl::BitGen random;
   for (int attempt = 1;; ++attempt) {
-    const absl::Status joined = RejoinBy(deadline);
+    absl::Status joined = RejoinBy(deadline);
     // A daemon that is still coming back can't be asked yet.
     if (!joined.ok() && !absl::IsUnavailable(joined) && !absl::IsDeadlineExceeded(joined)) {
       return joined;

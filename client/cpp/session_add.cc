@@ -100,7 +100,7 @@ absl::Status Session::AddParameters(const ParameterAddition& addition) {
         (*daemons_)[daemon].path().pair = nullptr;
       }
     }
-    const absl::Status joined = Rejoin();
+    absl::Status joined = Rejoin();
     // Where whoever raised it has died half way, some daemons are still to follow.
     const bool behind = absl::IsInvalidArgument(joined) || absl::IsFailedPrecondition(joined);
     if (joined.ok() || !behind || SteadyNow() - start > options_.call_timeout) return joined;

@@ -163,7 +163,7 @@ absl::Status Session::SettlePair(const ExchangePath& path, const absl::Status& a
   // After an answer that is no error the daemon has it all. After another it may not have asked
   // NCCL for any of it: what has not gone by now is waited for by nobody.
   if (answer.ok()) return path.pair->AwaitSent(absl::InfiniteFuture());
-  const absl::Status sent = path.pair->AwaitSent(SteadyNow() + absl::Milliseconds(50));
+  absl::Status sent = path.pair->AwaitSent(SteadyNow() + absl::Milliseconds(50));
   if (!sent.ok()) path.pair->Abandon(sent);
   return sent;
 }

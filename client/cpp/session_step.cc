@@ -135,7 +135,7 @@ absl::StatusOr<std::shared_ptr<PushTicket>> Session::PushAsync(
 absl::Status Session::Push(std::span<const SliceSource> gradients) {
   const Operation operation(*calls_);
   DrainQueue();
-  const absl::Status pushed = PushOnce(gradients).status;
+  absl::Status pushed = PushOnce(gradients).status;
   whole_ = whole_ && pushed.ok();
   return pushed;
 }

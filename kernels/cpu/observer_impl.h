@@ -17,9 +17,9 @@ namespace muond::kernels::cpu {
 namespace {  // NOLINT(google-build-namespaces)
 
 // Four registers of sums: with fewer, each addition waits for the one before.
-constexpr std::size_t kLanes = 32;
+inline constexpr std::size_t kLanes = 32;
 
-constexpr std::int32_t kInfinityBits = 0x7f800000;
+inline constexpr std::int32_t kInfinityBits = 0x7f800000;
 
 // Trainers' buffers may begin at any byte.
 typedef std::uint16_t UnalignedHalf __attribute__((aligned(1), may_alias));

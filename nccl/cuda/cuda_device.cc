@@ -148,7 +148,7 @@ class CudaDevice final : public Device {
     cudaEvent_t event = nullptr;
     MUOND_RETURN_IF_ERROR(Check("create an event",
                                 cudaEventCreateWithFlags(&event, cudaEventDisableTiming)));
-    const absl::Status recorded = Check("record", cudaEventRecord(event, Real(stream)));
+    absl::Status recorded = Check("record", cudaEventRecord(event, Real(stream)));
     if (recorded.ok()) return static_cast<Event>(event);
     cudaEventDestroy(event);
     return recorded;

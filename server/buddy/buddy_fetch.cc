@@ -34,7 +34,7 @@ absl::StatusOr<v1::BuddyIndexReply> AskIndex(Peers& peers, const v1::BuddyIndexR
     grpc::ClientContext context;
     context.set_deadline(GrpcDeadlineIn(kCallTimeout));
     v1::BuddyIndexReply index;
-    const absl::Status status = FromGrpc(BuddyOfThis(peers).Index(&context, request, &index));
+    absl::Status status = FromGrpc(BuddyOfThis(peers).Index(&context, request, &index));
     if (status.ok()) return index;
     if (absl::IsAborted(status)) return absl::FailedPreconditionError(status.message());
     if (!absl::IsUnavailable(status) || SteadyNow() > deadline) return status;

@@ -127,7 +127,7 @@ class MemoryFileSystem final : public FileSystem {
       return absl::OkStatus();
     }
     absl::Status Sync() override {
-      const absl::Status status = files_->Ask("fsync");
+      absl::Status status = files_->Ask("fsync");
       if (status.ok()) node_->durable = node_->data;
       node_->writes.clear();
       return status;

@@ -47,7 +47,7 @@ bool WholeRows(const Dims& shape, std::int64_t first, std::int64_t elements) {
 }
 
 std::string KeyOf(const PlannedPiece& piece) {
-  const std::string name = piece.shard->parameter + "." + piece.tensor->name;
+  std::string name = piece.shard->parameter + "." + piece.tensor->name;
   if (piece.elements == CountOf(piece.shard->shape)) return name;
   return absl::StrFormat("%s[%d:%d]", name, piece.first, piece.first + piece.elements);
 }

@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<Listed>> Store::List() const {
 absl::StatusOr<std::string> Store::Begin(std::int64_t step, const std::string& id) {
   MUOND_RETURN_IF_ERROR(Ensure(files_, {run_}));
   MUOND_RETURN_IF_ERROR(files_.SyncDirectory({}));
-  const std::string name = absl::StrFormat("%s%d-%s", kSaving, step, id);
+  std::string name = absl::StrFormat("%s%d-%s", kSaving, step, id);
   MUOND_RETURN_IF_ERROR(files_.MakeDirectory({run_, name}));
   return name;
 }

@@ -133,7 +133,7 @@ bool Everybody(int) { return true; }
 
 absl::Status CheckLineages(const std::string& run, const std::vector<std::string>& daemons,
                            const std::vector<StepMachine::Promise>& promises) {
-  const absl::Status one = CheckOneLineage(daemons, promises);
+  absl::Status one = CheckOneLineage(daemons, promises);
   if (one.ok()) return one;
   return absl::Status(one.code(), absl::StrFormat("run \"%s\": raise the generation: %s", run,
                                                   one.message()));

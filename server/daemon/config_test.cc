@@ -32,7 +32,7 @@ class ConfigTest : public testing::Test {
 
   // A config file with this text; its path.
   std::string File(const std::string& text) {
-    const std::string path = (directory_ / "muond.conf").string();
+    std::string path = (directory_ / "muond.conf").string();
     std::ofstream(path) << text;
     return path;
   }

@@ -133,6 +133,7 @@ TEST(FaultInjector, ThreadsShareOnePlan) {
   faults.Arm(FaultPoint::kFailReduce, 100, 50);
   std::atomic<int> fired{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 100; ++i) fired += faults.Fire(FaultPoint::kFailReduce) ? 1 : 0;

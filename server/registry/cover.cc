@@ -254,7 +254,7 @@ absl::Status CheckNoOverlap(const std::string& parameter, const Dims& shape,
 
 absl::Status CheckExactCover(const std::string& parameter, const Dims& shape,
                              const std::vector<OwnedBox>& boxes) {
-  const absl::Status status = CheckNoOverlap(parameter, shape, boxes);
+  absl::Status status = CheckNoOverlap(parameter, shape, boxes);
   if (!status.ok()) return status;
   // Disjoint boxes inside the tensor cover it exactly when their elements add up.
   std::int64_t covered = 0;

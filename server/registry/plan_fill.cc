@@ -90,6 +90,7 @@ class Fill {
       (sum < total ? low : high) = sum < total ? level + 1 : level;
     }
     std::vector<std::int64_t> quotas;
+    quotas.reserve(draft_.count());
     for (int owner = 0; owner < draft_.count(); ++owner) quotas.push_back(quota(owner, low));
     return quotas;
   }

@@ -105,7 +105,7 @@ class Placement {
 absl::Status PlaceMatrices(const std::vector<MatrixItem>& items, Draft& draft) {
   const std::vector<OwnerUse> owners = draft.owners;
   const std::size_t shards = draft.shards.size();
-  const absl::Status status = Placement(items, false, draft).Run();
+  absl::Status status = Placement(items, false, draft).Run();
   if (status.ok()) return status;
   // Level memory, at the price of uneven work: what then finds no owner is too much.
   draft.owners = owners;

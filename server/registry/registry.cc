@@ -255,7 +255,7 @@ absl::Status Registry::CheckBoxes(int parameter, std::int64_t rank,
     owned.push_back({boxes[i], rank});
   }
   if (!spec.replicated || boxes.empty()) return CheckNoOverlap(spec.name, *spec.shape, owned);
-  const absl::Status status = CheckExactCover(spec.name, *spec.shape, owned);
+  absl::Status status = CheckExactCover(spec.name, *spec.shape, owned);
   if (status.ok() || status.code() != absl::StatusCode::kInvalidArgument) return status;
   return absl::InvalidArgumentError(absl::StrFormat(
       "%s; it is replicated, so that rank %d must hold all %d elements of shape %s, its slices "
@@ -280,7 +280,7 @@ absl::Status Registry::CheckAgainstOthers(int parameter, std::int64_t rank,
   }
   std::vector<OwnedBox> all = held;
   for (const Box& box : boxes) all.push_back({box, rank});
-  const absl::Status status = CheckNoOverlap(spec.name, *spec.shape, all);
+  absl::Status status = CheckNoOverlap(spec.name, *spec.shape, all);
   if (status.ok() || status.code() != absl::StatusCode::kInvalidArgument) return status;
   const std::int64_t total = SaturatingAdd(held_elements_[parameter], Elements(boxes));
   const std::int64_t elements = routing_.parameters[parameter].elements;
@@ -306,7 +306,7 @@ absl::Status Registry::CheckComplete(std::int64_t rank, const SlicesByIndex& min
     if (boxes != mine.end()) {
       for (const Box& box : boxes->second) all.push_back({box, rank});
     }
-    const absl::Status status = CheckExactCover(spec.name, *spec.shape, all);
+    absl::Status status = CheckExactCover(spec.name, *spec.shape, all);
     if (status.code() != absl::StatusCode::kInvalidArgument) return status;
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s; the slices of all %d ranks have %d elements, shape %s has %d", status.message(),

@@ -45,7 +45,7 @@ absl::StatusOr<std::int64_t> DeclaredElements(const ParameterSpec& spec) {
                   "shape is missing, as that of a partitioned placeholder is: send the layer's "
                   "logical shape (ds_shape under ZeRO-3, the global shape of a DTensor)");
   }
-  const absl::StatusOr<std::int64_t> elements = ElementCount(*spec.shape);
+  absl::StatusOr<std::int64_t> elements = ElementCount(*spec.shape);
   if (!elements.ok()) return Refuse(spec.name, std::string(elements.status().message()));
   if (*elements == 0 && !spec.allow_empty) {
     return Refuse(spec.name,
@@ -209,7 +209,7 @@ class Router {
         break;
     }
     if (spec.exclude) return {Algorithm::kAdamW, "excluded by the trainer"};
-    const Decision by_role = DecideByRole(spec, kind, matrices);
+    Decision by_role = DecideByRole(spec, kind, matrices);
     matrix_seen_ = matrix_seen_ || HasMatrices(kind);
     if (spec.role == Role::kHidden && !HasMatrices(kind)) flat_.push_back(spec.name);
     // A split into single rows takes a matrix from Muon that is none too small for it.

@@ -79,7 +79,7 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
       MUOND_ASSIGN_OR_RETURN(const auto windows, Windows(fill.arena(), fill.sequence()));
       if (Consumed()) {
         // Nobody needs it any more, but it is on its way, and its window is to be free again.
-        const absl::Status fetched = windows->Fetch(fill);
+        absl::Status fetched = windows->Fetch(fill);
         windows->Release(fill);
         return fetched;
       }

@@ -132,7 +132,7 @@ absl::StatusOr<v1::RestoreReply> Checkpointer::RestoreNow(const std::shared_ptr<
         absl::StrFormat("run \"%s\": restore: no daemon needs it any more", run->name()));
   }
   if (request.if_generation() > 0 && run->has_buddy() && ProgressOf(run).unfinished.empty()) {
-    const absl::Status recovered = RecoverFromBuddies(run, deadline);
+    absl::Status recovered = RecoverFromBuddies(run, deadline);
     if (recovered.ok()) return ReplyOf(*run, "");
     if (absl::IsUnavailable(recovered) || options_.restore == "none") return recovered;
   }
@@ -212,7 +212,7 @@ absl::Status Checkpointer::RestoreFrom(const std::shared_ptr<Run>& run, const st
     return worst;
   }
   // Reading it may have taken longer than whoever asked wanted to wait.
-  const absl::Status restored =
+  absl::Status restored =
       run->RestoreOnAll(name, step, std::max(deadline, SteadyNow() + kRestoreWait));
   if (restored.ok()) return restored;
   // Some may have changed over: it is tried again until all have, whoever asked for it.

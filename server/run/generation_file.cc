@@ -41,7 +41,7 @@ absl::Status WriteDurably(const std::string& path, const std::string& text) {
 absl::Status SyncDirectory(const std::string& path) {
   const int directory = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return Failed(path, "open");
-  const absl::Status status = fsync(directory) == 0 ? absl::OkStatus() : Failed(path, "fsync");
+  absl::Status status = fsync(directory) == 0 ? absl::OkStatus() : Failed(path, "fsync");
   close(directory);
   return status;
 }

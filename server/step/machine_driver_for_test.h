@@ -183,7 +183,7 @@ class MachineDriver {
   }
   absl::Status Vote(const CastVote& cast) {
     Effects effects;
-    const absl::Status status = machine.OnVote(cast, effects);
+    absl::Status status = machine.OnVote(cast, effects);
     Carry(effects);
     return status;
   }

@@ -233,7 +233,7 @@ absl::StatusOr<StepMachine::Arrival> StepMachine::OnSlice(const SliceId& id,
                                                           Effects& effects) {
   const Call call{"push", id.rank, generation, step};
   MUOND_RETURN_IF_ERROR(CheckSlice(call, id));
-  const absl::Status ended = absl::AbortedError(absl::StrFormat(
+  absl::Status ended = absl::AbortedError(absl::StrFormat(
       "%sthe step ended before the slice was whole: expected step %d of generation %d",
       Describe(call), next_step_, generation_));
   if (generation != generation_) return ended;

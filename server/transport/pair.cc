@@ -143,7 +143,7 @@ absl::Status Pair::status() const {
   if (link_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrFormat("%s: it is not connected", object()));
   }
-  const absl::Status link = link_->status();
+  absl::Status link = link_->status();
   if (link.ok()) return link;
   return absl::Status(link.code(), absl::StrFormat("%s: %s", object(), link.message()));
 }

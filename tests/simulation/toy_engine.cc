@@ -65,7 +65,7 @@ absl::StatusOr<GradientFacts> ToyEngine::Reduce(const ReduceEffect& effect, std:
     if (!Owns(effect.state, block)) continue;
     bool finite = true;
     for (const Layer& layer : effect.layers) {
-      const absl::Status added = Add(layer, step, block, reduced.sums[i], finite);
+      absl::Status added = Add(layer, step, block, reduced.sums[i], finite);
       if (!added.ok()) return added;
     }
     const double value = static_cast<double>(reduced.sums[i]) / effect.divisor;

@@ -44,7 +44,7 @@ absl::StatusOr<Reply> RawTrainer::Call(
   grpc::ClientContext context;
   SetDeadline(context);
   Reply reply;
-  const absl::Status status = Told((stub_.get()->*method)(&context, request, &reply), context);
+  absl::Status status = Told((stub_.get()->*method)(&context, request, &reply), context);
   if (!status.ok()) return status;
   return reply;
 }
@@ -77,7 +77,7 @@ absl::StatusOr<v1::InitializeReply> RawTrainer::Initialize(const std::vector<v1:
   }
   if (chunks.empty()) writer->Write(request);
   writer->WritesDone();
-  const absl::Status status = Told(writer->Finish(), context);
+  absl::Status status = Told(writer->Finish(), context);
   if (!status.ok()) return status;
   return reply;
 }
@@ -99,7 +99,7 @@ absl::StatusOr<v1::PushReply> RawTrainer::Push(std::int64_t step,
   }
   if (chunks.empty()) writer->Write(request);
   writer->WritesDone();
-  const absl::Status status = Told(writer->Finish(), context);
+  absl::Status status = Told(writer->Finish(), context);
   if (!status.ok()) return status;
   return reply;
 }
@@ -150,7 +150,7 @@ absl::StatusOr<std::vector<v1::PullReply>> RawTrainer::Pull(const v1::PullReques
   const auto reader = stub_->Pull(&context, request);
   std::vector<v1::PullReply> replies;
   for (v1::PullReply reply; reader->Read(&reply);) replies.push_back(reply);
-  const absl::Status status = Told(reader->Finish(), context);
+  absl::Status status = Told(reader->Finish(), context);
   if (!status.ok()) return status;
   return replies;
 }

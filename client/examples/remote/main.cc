@@ -56,9 +56,9 @@ absl::Status Train(const std::string& name) {
         begin, std::vector<SliceSource>{
                    {.parameter = "w", .data = gradient.data(), .elements = std::ssize(gradient)}});
     if (!outcome.ok()) return outcome.status();
-    const absl::Status pulled = (*session)->Pull(
-        outcome->version, std::vector<SliceSink>{
-                              {.parameter = "w", .data = w.data(), .elements = std::ssize(w)}});
+    absl::Status pulled = (*session)->Pull(
+        outcome->version,
+        std::vector<SliceSink>{{.parameter = "w", .data = w.data(), .elements = std::ssize(w)}});
     if (!pulled.ok()) return pulled;
   }
   return (*session)->Close().status();
