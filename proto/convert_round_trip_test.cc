@@ -65,6 +65,8 @@ class RandomValues {
     value.shape_factor = Any(ShapeFactor::kNone);
     value.extra_factor = Unit() + 0.1;
     value.weight_decay_form = Any(WeightDecayForm::kIndependent);
+    const bool adamw = value.algorithm == Algorithm::kAdamW;
+    value.momentum_dtype = Flag() && !adamw ? Dtype::kBF16 : Dtype::kF32;
     return value;
   }
 

@@ -87,6 +87,15 @@ TEST(Convert, PresentHyperparametersWithZerosMeanZeros) {
   EXPECT_EQ(run->groups[0].adamw.eps, 1e-6);
 }
 
+TEST(Convert, MomentumIsFp32UnlessBf16IsAskedFor) {
+  auto message = SmallRun();
+  EXPECT_EQ(FromProto(message)->groups[0].momentum_dtype, Dtype::kF32);
+  message.mutable_groups(0)->set_momentum_dtype(v1::DTYPE_F32);
+  EXPECT_EQ(FromProto(message)->groups[0].momentum_dtype, Dtype::kF32);
+  message.mutable_groups(0)->set_momentum_dtype(v1::DTYPE_BF16);
+  EXPECT_EQ(FromProto(message)->groups[0].momentum_dtype, Dtype::kBF16);
+}
+
 TEST(Convert, EachAlgorithmReadsItsOwnHyperparametersOnly) {
   auto message = SmallRun();
   message.mutable_groups(0)->mutable_muon()->set_beta1(17);     // AdamW's
@@ -144,6 +153,16 @@ TEST(Convert, RefusesBadGroups) {
   refused([](auto* g) { g->mutable_muon()->set_lr(kNan); },
           "lr: expected a number from 0 to 1e30, got nan (of muon)");
   refused([](auto* g) { g->mutable_muon()->set_momentum(1); }, "momentum");
+  refused([](auto* g) { g->set_momentum_dtype(v1::DTYPE_F16); },
+          "group \"g\": momentum_dtype: expected F32 or BF16, got F16");
+  refused([](auto* g) { g->set_momentum_dtype(static_cast<v1::Dtype>(9)); },
+          "group \"g\": momentum_dtype: expected F32 or BF16, got 9");
+  refused(
+      [](auto* g) {
+        g->set_algorithm(v1::ALGORITHM_ADAMW);
+        g->set_momentum_dtype(v1::DTYPE_BF16);
+      },
+      "group \"g\": momentum_dtype: BF16 is Muon's");
   refused([](auto* g) { g->set_norm_floor(kInf); },
           "norm_floor: expected a finite number >= 0, got inf");
   refused([](auto* g) { g->set_extra_factor(-1); }, "extra_factor");

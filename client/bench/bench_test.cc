@@ -76,6 +76,8 @@ TEST(MemoryNeed, CountsTheDaemonOnlyWhereItIs) {
   const MemoryNeed local = EstimateMemory(model, Dtype::kBF16, true, 2);
   EXPECT_EQ(local.client, 8'000'000);
   EXPECT_EQ(local.state, 8'000'000 + 12'000'000);
+  EXPECT_EQ(EstimateMemory(model, Dtype::kBF16, true, 2, Dtype::kBF16).state,
+            6'000'000 + 12'000'000);
   EXPECT_EQ(local.staging, 4'000'000);
   EXPECT_EQ(local.scratch, 8'000'000 + 2 * 26'000'000) << "U, O; products for each thread";
   EXPECT_TRUE(IsLocalEndpoint("unix:///run/muond/muond.sock"));

@@ -74,8 +74,9 @@ class Benchmark {
     session.gpu_windows = 1;
     MUOND_ASSIGN_OR_RETURN(
         session_,
-        client::Session::Open(models::MakeRunSpec(options_.model, options_.run, options_.dtype), 0,
-                              slices_, session));
+        client::Session::Open(models::MakeRunSpec(options_.model, options_.run, options_.dtype,
+                                                  options_.momentum_dtype),
+                              0, slices_, session));
     result_.transport = session_->transports().front().name;
     result_.transport_reason = session_->transports().front().reason;
     const absl::Status trained = Train();
@@ -122,7 +123,8 @@ class Benchmark {
   void StartMemory() {
     const int cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
     result_.memory_need = EstimateMemory(options_.model, options_.dtype, IsHere(),
-                                         options_.threads > 0 ? options_.threads : cores);
+                                         options_.threads > 0 ? options_.threads : cores,
+                                         options_.momentum_dtype);
     memory_before_ = ResidentBytes(daemon_pid_);
     if (!ResetPeak(daemon_pid_)) memory_before_ = -1;
   }
@@ -154,7 +156,8 @@ class Benchmark {
 
   absl::Status Train() {
     result_.muon_matrices = session_->routing().muon_matrices();
-    check_.emplace(options_.model, session_->routing(), &gradients_);
+    check_.emplace(options_.model, session_->routing(), &gradients_,
+                     options_.momentum_dtype);
     // In-process the daemon's memory is this program's.
     if (options_.channel != nullptr && memory_before_ >= 0) memory_before_ += check_->Bytes();
     const std::uint32_t initial = parameters_.Digest();

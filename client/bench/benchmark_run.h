@@ -35,6 +35,7 @@ struct StepTimes {
 struct BenchmarkOptions {
   models::Model model;
   Dtype dtype = Dtype::kF32;  // of gradients and of pulled parameters
+  Dtype momentum_dtype = Dtype::kF32;  // that the daemon keeps Muon's momentum in
   std::int64_t steps = 20;    // measured, after `warmup` more
   std::int64_t warmup = 2;    // at least 1: the first step checks the transfer
   std::string endpoint;

@@ -20,6 +20,7 @@ constexpr char kDescription[] =
 struct Words {
   std::string model = "tiny";
   std::string dtype = "f32";
+  std::string momentum_dtype = "f32";
   bool no_ceilings = false;
 };
 
@@ -63,6 +64,9 @@ void AddWork(CLI::App& app, CommandLine& line, Words& words) {
   app.add_option("--model", words.model, absl::StrFormat("%s [tiny]", models::ModelNames()));
   app.add_option("--dtype", words.dtype, "of gradients and parameters [f32]")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  app.add_option("--momentum-dtype", words.momentum_dtype,
+                 "that the daemon keeps Muon's momentum in [f32]")
+      ->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--steps", options.steps, "measured steps [20]")->check(CLI::Range(1, 1'000'000));
   app.add_option("--warmup", options.warmup, "steps before them [2]")
       ->check(CLI::Range(1, 1'000'000));
@@ -125,6 +129,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv,
   const std::map<std::string, Dtype> dtypes = {
       {"f32", Dtype::kF32}, {"bf16", Dtype::kBF16}, {"f16", Dtype::kF16}};
   options.dtype = dtypes.at(words.dtype);
+  options.momentum_dtype = dtypes.at(words.momentum_dtype);
   MUOND_ASSIGN_OR_RETURN(options.model, models::ParseModel(words.model));
   return line;
 }

@@ -103,7 +103,8 @@ void Pace(BenchmarkOptions& options) {
 absl::Status CheckRoom(const CommandLine& line) {
   const BenchmarkOptions& options = line.options;
   const bool here = line.in_process || IsLocalEndpoint(options.endpoint);
-  return CheckMemory(options.model, EstimateMemory(options.model, options.dtype, here, 1),
+  return CheckMemory(options.model, EstimateMemory(options.model, options.dtype, here, 1,
+                                                   options.momentum_dtype),
                      AvailableMemory());
 }
 

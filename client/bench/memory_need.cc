@@ -18,7 +18,9 @@ double GiB(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); 
 
 }  // namespace
 
-MemoryNeed EstimateMemory(const models::Model& model, Dtype dtype, bool daemon_here, int threads) {
+MemoryNeed EstimateMemory(const models::Model& model, Dtype dtype, bool daemon_here, int threads,
+                          Dtype momentum_dtype) {
+  const auto momentum_bytes = static_cast<std::int64_t>(DtypeBytes(momentum_dtype));
   const std::int64_t gradients = static_cast<std::int64_t>(DtypeBytes(dtype)) * model.Elements();
   MemoryNeed need{.client = 2 * gradients};
   if (!daemon_here) return need;
@@ -26,7 +28,7 @@ MemoryNeed EstimateMemory(const models::Model& model, Dtype dtype, bool daemon_h
   std::int64_t muon_elements = 0, largest = 0, products = 0;
   for (const models::ModelTensor& tensor : model.tensors) {
     const std::int64_t elements = tensor.Elements();
-    need.state += elements * kFloatBytes * (tensor.IsMuon() ? 2 : 3);
+    need.state += elements * (tensor.IsMuon() ? kFloatBytes + momentum_bytes : 3 * kFloatBytes);
     if (!tensor.IsMuon()) continue;
     const auto [m, n] = std::minmax(tensor.shape[0], tensor.shape[1]);
     const std::int64_t copies = elements > kSharedElements ? 1 : threads;

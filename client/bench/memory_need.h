@@ -12,7 +12,7 @@ namespace muond::bench {
 struct MemoryNeed {
   std::int64_t client = 0;  // gradients and parameters, once each in the dtype
   // Of the daemon; all 0 when it is on another machine.
-  std::int64_t state = 0;    // fp32: weights and momentum (Muon), weights and two moments (AdamW)
+  std::int64_t state = 0;    // weights and momentum (Muon), weights and two moments (AdamW)
   std::int64_t staging = 0;  // the gradients once, as they arrived
   std::int64_t scratch = 0;  // U and O of one batch of matrices, Newton-Schulz's own products
 
@@ -23,7 +23,8 @@ struct MemoryNeed {
 // `daemon_here`: it runs on this machine. `threads`: of its backend. Scratch is that of the cpu
 // backend: a batch has 32 Mi elements or one larger matrix; each thread keeps the products of a
 // matrix, or one set serves all threads for the largest.
-MemoryNeed EstimateMemory(const models::Model& model, Dtype dtype, bool daemon_here, int threads);
+MemoryNeed EstimateMemory(const models::Model& model, Dtype dtype, bool daemon_here, int threads,
+                          Dtype momentum_dtype = Dtype::kF32);
 
 // Whether `endpoint` is on this machine, by its form: a unix socket or a loopback address.
 bool IsLocalEndpoint(const std::string& endpoint);

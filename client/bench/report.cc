@@ -298,6 +298,7 @@ Json ReportJson(const BenchmarkOptions& options, const BenchmarkResult& result) 
   return {
       {"model", options.model.name},
       {"dtype", kernels::DtypeName(options.dtype)},
+      {"momentum_dtype", kernels::DtypeName(options.momentum_dtype)},
       {"tensors", options.model.tensors.size()},
       {"elements", result.elements},
       {"muon_matrices", result.muon_matrices},

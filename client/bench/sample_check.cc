@@ -15,11 +15,17 @@ double Cost(const models::ModelTensor& tensor) {
   return 2 * n * m * m + m * m * m;
 }
 
+void RoundToBF16(Doubles& values) {
+  for (double& value : values) {
+    value = kernels::BF16ToFloat(kernels::FloatToBF16(static_cast<float>(value)));
+  }
+}
+
 }  // namespace
 
 SampleCheck::SampleCheck(const models::Model& model, const v1::RoutingReport& routing,
-                         Values* gradients)
-    : gradients_(gradients) {
+                         Values* gradients, Dtype momentum_dtype)
+    : gradients_(gradients), momentum_dtype_(momentum_dtype) {
   std::map<std::string, v1::Algorithm> algorithms;
   for (const v1::RoutedParameter& routed : routing.parameters()) {
     algorithms[routed.name()] = routed.algorithm();
@@ -69,6 +75,7 @@ void SampleCheck::BeginStep(std::uint64_t seed, float scale) {
     }
     if (sample.muon) {
       ReferenceMomentum({}, sample.gradient, sample.m);
+      if (momentum_dtype_ == Dtype::kBF16) RoundToBF16(sample.m);
     } else {
       ReferenceMoments({}, sample.gradient, sample.m, sample.v);
     }

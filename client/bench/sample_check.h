@@ -37,7 +37,9 @@ class SampleCheck {
   static constexpr std::int64_t kAdamWElements = 65'536;
 
   // `gradients` holds the tensors of `model` in order and outlives the check, like the model.
-  SampleCheck(const models::Model& model, const v1::RoutingReport& routing, Values* gradients);
+  // `momentum_dtype`: what the momentum that is followed is rounded to.
+  SampleCheck(const models::Model& model, const v1::RoutingReport& routing, Values* gradients,
+              Dtype momentum_dtype = Dtype::kF32);
 
   // Puts new gradients of standard deviation `scale` into the sample for the step that is pushed
   // next, and follows its momentum.
@@ -69,6 +71,7 @@ class SampleCheck {
                                               std::vector<float> Sample::*values);
 
   Values* gradients_;
+  Dtype momentum_dtype_;
   std::vector<Sample> samples_;
   std::int64_t t_ = 0;  // steps begun
 };

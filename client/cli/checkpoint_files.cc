@@ -200,8 +200,15 @@ absl::StatusOr<Differences> Compare(FileSystem& files, const Store& store, const
                                                       parameter.tensors[i]));
       MUOND_ASSIGN_OR_RETURN(
           const auto y, ReadTensor(files, store.PathOf(b), right, other, other.tensors[i]));
+      const std::string tensor = parameter.name + "." + parameter.tensors[i].name;
+      if (parameter.tensors[i].dtype != other.tensors[i].dtype) {
+        differences.push_back(
+            {tensor + " dtype",
+             absl::StrFormat("%s | %s", kernels::DtypeName(parameter.tensors[i].dtype),
+                             kernels::DtypeName(other.tensors[i].dtype))});
+      }
       if (std::string text = Difference(x, y); !text.empty()) {
-        differences.push_back({parameter.name + "." + parameter.tensors[i].name, text});
+        differences.push_back({tensor, text});
       }
     }
     others.erase(found);
@@ -258,10 +265,12 @@ VerbBody AttachCheckpointShow(CLI::App& command) {
     json["parameters"] = Json::array();
     for (const checkpoint::Parameter& parameter : manifest.parameters) {
       std::string state;
+      Json dtypes = Json::object();
       std::size_t pieces = 0;
       for (const auto& tensor : parameter.tensors) {
         state += absl::StrFormat("%s%s %s", state.empty() ? "" : ", ", tensor.name,
                                  std::string(kernels::DtypeName(tensor.dtype)));
+        dtypes[tensor.name] = kernels::DtypeName(tensor.dtype);
         pieces += tensor.pieces.size();
       }
       table.AddRow({{parameter.name},
@@ -276,6 +285,7 @@ VerbBody AttachCheckpointShow(CLI::App& command) {
                                     {"algorithm", parameter.algorithm},
                                     {"momentum_form", parameter.momentum_form},
                                     {"matrices", parameter.matrices},
+                                    {"dtypes", std::move(dtypes)},
                                     {"t", parameter.t},
                                     {"pieces", pieces}});
     }

@@ -33,6 +33,7 @@ struct PlanFlags {
   std::int64_t buddy_steps = 0;
   std::string backend = "cpu";
   std::string dtype = "f32";
+  std::string momentum_dtype;
   std::string machine;
   double link_gbps = 0;
 };
@@ -66,6 +67,10 @@ void AddFlags(CLI::App& command, PlanFlags& flags) {
       ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
   command
+      .add_option("--momentum-dtype", flags.momentum_dtype,
+                  "what Muon's momentum is kept in: f32 [f32], bf16; in place of what a file says")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  command
       .add_option("--machine", flags.machine,
                   absl::StrFormat("tells how long a step will take on it: %s, or a file of rates",
                                   absl::StrJoin(KnownMachines(), ", ")))
@@ -78,7 +83,7 @@ void AddFlags(CLI::App& command, PlanFlags& flags) {
 }
 
 // A file where there is one of that name, else a model by name.
-absl::StatusOr<RunSpec> LoadRun(const PlanFlags& flags) {
+absl::StatusOr<RunSpec> LoadModel(const PlanFlags& flags) {
   Dtype dtype = Dtype::kF32;
   if (flags.dtype == "bf16") dtype = Dtype::kBF16;
   if (flags.dtype == "f16") dtype = Dtype::kF16;
@@ -92,6 +97,15 @@ absl::StatusOr<RunSpec> LoadRun(const PlanFlags& flags) {
         absl::StrFormat("%s, or a model file that exists", model.status().message()));
   }
   return models::MakeRunSpec(*model, "plan", dtype);
+}
+
+absl::StatusOr<RunSpec> LoadRun(const PlanFlags& flags) {
+  MUOND_ASSIGN_OR_RETURN(RunSpec run, LoadModel(flags));
+  for (GroupSpec& group : run.groups) {
+    if (flags.momentum_dtype.empty() || group.algorithm == Algorithm::kAdamW) continue;
+    group.momentum_dtype = flags.momentum_dtype == "bf16" ? Dtype::kBF16 : Dtype::kF32;
+  }
+  return run;
 }
 
 // The loads of a daemon's devices together; flops: of the busiest of them.

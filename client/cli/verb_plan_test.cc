@@ -103,6 +103,22 @@ TEST(MuonctlPlan, MemoryLimitIsKeptOrRefused) {
   EXPECT_THAT(refused.err, HasSubstr("the memory limit is 5368709120 bytes"));
 }
 
+TEST(MuonctlPlan, AMomentumInBf16TakesTwoBytesLessAnElement) {
+  const auto state = [](const std::vector<std::string>& flags) {
+    return PlanAsJson(flags)["daemons"][0]["state_bytes"].get<std::int64_t>();
+  };
+  const std::string model = "custom:100x100x3,50x50:adamw";
+  EXPECT_EQ(state({"--model", model}), 30'000 * 8 + 2'500 * 12);
+  EXPECT_EQ(state({"--model", model, "--momentum-dtype", "bf16"}), 30'000 * 6 + 2'500 * 12);
+  EXPECT_NE(Plan({"--model", model, "--momentum-dtype", "f16"}).code, 0);
+  const std::string path = testing::TempDir() + "/plan_momentum.json";
+  std::ofstream(path) << R"({"groups": [{"name": "all", "momentum_dtype": "bf16"}],
+                            "parameters": [{"name": "w", "shape": [10, 10]}]})";
+  EXPECT_EQ(state({"--model", path}), 600);
+  EXPECT_EQ(state({"--model", path, "--momentum-dtype", "f32"}), 800);
+  std::filesystem::remove(path);
+}
+
 TEST(MuonctlPlan, ReadsModelFiles) {
   const std::string path = testing::TempDir() + "/plan_model.json";
   std::ofstream(path) << R"([{"name": "experts", "shape": [8, 512, 256], "kind": "experts"}])";

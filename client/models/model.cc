@@ -158,10 +158,12 @@ absl::StatusOr<Model> ParseModel(const std::string& name) {
       absl::StrFormat("model \"%s\": expected %s", name, ModelNames()));
 }
 
-RunSpec MakeRunSpec(const Model& model, const std::string& run, Dtype dtype) {
+RunSpec MakeRunSpec(const Model& model, const std::string& run, Dtype dtype,
+                    Dtype momentum_dtype) {
   RunSpec spec;
   spec.name = run;
   spec.groups.emplace_back().name = "all";
+  spec.groups[0].momentum_dtype = momentum_dtype;
   for (const ModelTensor& tensor : model.tensors) {
     ParameterSpec& parameter = spec.parameters.emplace_back();
     parameter.name = tensor.name;

@@ -234,6 +234,8 @@ class FileParser {
     ReadAlgorithm(reader, &group.algorithm);
     reader.Read("coefficients", &group.coefficients);
     reader.Read("custom_steps", &group.custom_steps);
+    reader.Read("momentum_dtype", &group.momentum_dtype, {Dtype::kF32, Dtype::kBF16},
+                kernels::DtypeName);
     if (group.name.empty()) reader.Fail("name: is missing");
     if (!group.custom_steps.empty() && group.coefficients != "custom") {
       reader.Fail("custom_steps: only with coefficients \"custom\"");

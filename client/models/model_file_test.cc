@@ -29,7 +29,7 @@ TEST(ModelFile, HasEverythingThatAPlanDependsOn) {
   const auto run = ParseModelFile(R"({
       "dtype": "bf16", "world_size": 8,
       "groups": [{"name": "g", "algorithm": "muon", "coefficients": "custom",
-                  "custom_steps": [3, -4, 2, 2, -1.5, 0.5]}],
+                  "custom_steps": [3, -4, 2, 2, -1.5, 0.5], "momentum_dtype": "bf16"}],
       "rules": [{"pattern": ".*wo", "algorithm": "adamw"}],
       "parameters": [{"name": "qkv", "shape": [12, 6], "group": "g", "kind": "matrix",
                       "role": "hidden", "exclude": true, "replicated": true, "tie": "t",
@@ -41,6 +41,7 @@ TEST(ModelFile, HasEverythingThatAPlanDependsOn) {
   EXPECT_EQ(run->world_size, 8);
   EXPECT_EQ(run->groups[0].custom_steps.size(), 6u);
   EXPECT_EQ(run->groups[0].algorithm, Algorithm::kMuon);
+  EXPECT_EQ(run->groups[0].momentum_dtype, Dtype::kBF16);
   EXPECT_EQ(run->rules, (std::vector<RoutingRule>{{".*wo", Algorithm::kAdamW}}));
   ParameterSpec expected{.name = "qkv",
                          .shape = Dims{12, 6},
@@ -83,6 +84,8 @@ TEST(ModelFile, SaysWhatIsWrongAndWhere) {
       {R"([{"name": "w", "size": 4}])", "parameters[0] \"w\": key \"size\" is not one of "},
       {R"([{"name": "w", "split": 3}])", "parameters[0] \"w\": split: expected an object, got 3"},
       {R"({"parameters": [], "groups": [{}]})", "groups[0]: name: is missing"},
+      {R"({"parameters": [], "groups": [{"name": "g", "momentum_dtype": "f16"}]})",
+       "momentum_dtype: expected one of f32, bf16, got \"f16\""},
       {R"({"parameters": [], "groups": [{"name": "g", "coefficients": "custom"}]})",
        "custom_steps: expected three numbers for each step"},
       {R"({"parameters": [], "groups": [{"name": "g", "custom_steps": [1]}]})",

@@ -21,11 +21,7 @@ class HeldStateTest : public testing::Test {
     v1::BuddyPutRequest request;
     request.set_snapshot(version);
     request.set_start(true);
-    for (const std::int64_t elements : {2, 3}) {
-      v1::BuddyTensor& tensor = *request.add_tensors();
-      tensor.set_elements(elements);
-      tensor.set_t(version);
-    }
+    for (const std::int64_t elements : {2, 3}) AddTensor(request, elements).set_t(version);
     AddChunk(request, 0, 0, std::string(8, fill));
     EXPECT_EQ(Must(Put(request)).held(), before_);
     v1::BuddyPutRequest rest;
@@ -33,6 +29,14 @@ class HeldStateTest : public testing::Test {
     AddChunk(rest, 1, 0, std::string(12, fill));
     before_ = version;
     EXPECT_EQ(Must(Put(rest)).held(), version);
+  }
+
+  static v1::BuddyTensor& AddTensor(v1::BuddyPutRequest& request, std::int64_t elements,
+                                    v1::Dtype dtype = v1::DTYPE_F32) {
+    v1::BuddyTensor& tensor = *request.add_tensors();
+    tensor.set_elements(elements);
+    tensor.set_dtype(dtype);
+    return tensor;
   }
 
   static void AddChunk(v1::BuddyPutRequest& request, std::int64_t item, std::int64_t offset,
@@ -159,7 +163,7 @@ TEST_F(HeldStateTest, ANewSnapshotTakesThePlaceOfAllThatIsOlder) {
   v1::BuddyPutRequest start;
   start.set_snapshot(3);
   start.set_start(true);
-  start.add_tensors()->set_elements(5);
+  AddTensor(start, 5);
   Must(Put(start));
   EXPECT_EQ(held.bytes(), 40 + 4 * 4) << "the old one counts until the new one is whole";
   EXPECT_EQ(Must(held.Index(4)).snapshot(), 0);
@@ -182,7 +186,7 @@ TEST_F(HeldStateTest, ChunksOfAnUnknownSnapshotAreToldAndBadOnesRefused) {
   v1::BuddyPutRequest start;
   start.set_snapshot(7);
   start.set_start(true);
-  start.add_tensors()->set_elements(2);
+  AddTensor(start, 2);
   Must(Put(start));
   const auto refused = [&](std::int64_t item, std::int64_t offset, const std::string& data) {
     v1::BuddyPutRequest request;
@@ -210,7 +214,7 @@ TEST_F(HeldStateTest, WhatWasCheckedBeforeAClearIsNotTakenAfterIt) {
   v1::BuddyPutRequest start;
   start.set_snapshot(0);
   start.set_start(true);
-  start.add_tensors()->set_elements(1);
+  AddTensor(start, 1);
   AddChunk(start, 0, 0, "old!");
   held.Clear();
   EXPECT_EQ(held.Put(start, life).status().code(), absl::StatusCode::kAborted);
@@ -218,13 +222,31 @@ TEST_F(HeldStateTest, WhatWasCheckedBeforeAClearIsNotTakenAfterIt) {
   EXPECT_EQ(Must(held.Put(start, held.life())).held(), 0);
 }
 
+TEST_F(HeldStateTest, AMomentumInBf16TakesTwoBytesAnElement) {
+  v1::BuddyPutRequest start;
+  start.set_snapshot(0);
+  start.set_start(true);
+  AddTensor(start, 3);
+  AddTensor(start, 3, v1::DTYPE_BF16);
+  AddChunk(start, 0, 0, std::string(12, 'w'));
+  AddChunk(start, 1, 0, std::string(6, 'm'));
+  EXPECT_EQ(Must(Put(start)).held(), 0) << "it is whole";
+  EXPECT_EQ(held.bytes(), 18);
+  v1::BuddyPutRequest unknown;
+  unknown.set_snapshot(1);
+  unknown.set_start(true);
+  AddTensor(unknown, 3, v1::DTYPE_UNSPECIFIED);
+  EXPECT_EQ(Put(unknown).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(held.bytes(), 18);
+}
+
 TEST_F(HeldStateTest, SizesThatNothingHoldsAreRefused) {
   for (const std::int64_t elements : {std::int64_t{1} << 62, std::int64_t{-1}}) {
     v1::BuddyPutRequest start;
     start.set_snapshot(0);
     start.set_start(true);
-    start.add_tensors()->set_elements(2);
-    start.add_tensors()->set_elements(elements);
+    AddTensor(start, 2);
+    AddTensor(start, elements);
     EXPECT_EQ(Put(start).status().code(), absl::StatusCode::kResourceExhausted) << elements;
     EXPECT_EQ(held.bytes(), 0);
     EXPECT_EQ(counted, 0);

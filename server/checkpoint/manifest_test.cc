@@ -94,6 +94,9 @@ TEST(Layout, SameRunHasTheSameFingerprintAndAnyChangeAnother) {
   other = SmallLayout();
   other[1].momentum_form = "sum";
   EXPECT_NE(fingerprint, Fingerprint(other));
+  RunSpec halved = SmallRun();
+  for (GroupSpec& group : halved.groups) group.momentum_dtype = Dtype::kBF16;
+  EXPECT_NE(fingerprint, Fingerprint(LayoutOf(halved, *RouteParameters(halved))));
 }
 
 TEST(Layout, TheFirstDifferenceIsNamedWithBothValues) {
@@ -113,6 +116,10 @@ TEST(Layout, TheFirstDifferenceIsNamedWithBothValues) {
   spec = SmallRun();
   spec.groups[0].momentum_sum_form = true;
   EXPECT_THAT(check(spec), HasSubstr("momentum form: the checkpoint has ema, the run has sum"));
+  spec = SmallRun();
+  spec.groups[0].momentum_dtype = Dtype::kBF16;
+  EXPECT_THAT(check(spec), HasSubstr("state tensors: the checkpoint has master f32, momentum f32, "
+                                     "the run has master f32, momentum bf16"));
   spec = SmallRun();
   spec.parameters.pop_back();
   EXPECT_THAT(check(spec), HasSubstr("\"embed\": restore: the checkpoint has it, the run does"));

@@ -303,6 +303,68 @@ TEST_P(EngineTest, ASkipAfterEarlyOrthogonalizationChangesNoByte) {
   EXPECT_EQ(with, Digest());
 }
 
+// Momentum in bf16: ahead of the verdict the same U is made of what would be kept.
+TEST_P(EngineTest, AMomentumInBf16IsTheSameWithOverlap) {
+  spec_.groups[0].momentum_dtype = Dtype::kBF16;
+  std::string digests[2];
+  for (const bool early : {false, true}) {
+    Make(early);
+    EXPECT_EQ(engine_->state_bytes(), 4 * (4 + 2) + 3 * 12);
+    for (const float x : {3.0f, -1.0f, 0.3f}) {
+      Reduce(0, {x, 0.5f, 2, 4});
+      EXPECT_EQ(engine_->OrthogonalizeEarly(), early);
+      Reduce(1, {2, x, 2});
+      ASSERT_TRUE(engine_->Commit(Request()).ok());
+    }
+    digests[early] = Digest();
+  }
+  EXPECT_EQ(digests[1], digests[0]);
+}
+
+// 0.05 x 3 = 0.15 is no number of bf16, 0.05 x 4 = 0.2 neither.
+TEST_P(EngineTest, AMomentumInBf16HoldsWhatBf16CanHold) {
+  spec_.groups[0].momentum_dtype = Dtype::kBF16;
+  Make();
+  const std::string fresh = Digest("w");
+  Reduce(0, {3, 0, 0, 4});
+  Reduce(1, {2, 2, 2});
+  ASSERT_TRUE(engine_->Commit(Request()).ok());
+  const double kept = std::hypot(0.150390625, 0.2001953125);
+  EXPECT_NEAR(std::sqrt(engine_->Facts(0).momentum_sum_squares), kept, 1e-12);
+  // All state out and in again, and nothing is lost.
+  StateCopy copy = engine_->MakeStateCopy();
+  ASSERT_TRUE(engine_->CopyState(copy).ok());
+  const StateCopy::Tensor& momentum = copy.shards[0].tensors[1];
+  EXPECT_EQ(momentum.name, "momentum");
+  EXPECT_EQ(momentum.dtype, Dtype::kBF16);
+  ASSERT_EQ(momentum.bytes, 8);
+  std::uint16_t bits[4];
+  std::memcpy(bits, momentum.data, 8);
+  EXPECT_EQ(kernels::BF16ToFloat(bits[0]), 0.150390625f);
+  EXPECT_EQ(kernels::BF16ToFloat(bits[3]), 0.2001953125f);
+  const std::string digest = Digest();
+  Make();
+  EXPECT_EQ(Digest("w"), fresh);
+  ASSERT_TRUE(engine_->RestoreState(copy).ok());
+  EXPECT_EQ(Digest(), digest);
+  EXPECT_NEAR(std::sqrt(engine_->Facts(0).momentum_sum_squares), kept, 1e-12);
+  // One bit of a bf16 momentum is another digest.
+  bits[3] ^= 1;
+  std::memcpy(momentum.data, bits, 8);
+  ASSERT_TRUE(engine_->RestoreState(copy).ok());
+  EXPECT_NE(Digest(), digest);
+}
+
+// Of a first step's momentum in fp32 as in bf16 the digest is another, even where both hold zeros.
+TEST_P(EngineTest, TheDtypeOfTheMomentumIsPartOfTheDigest) {
+  Make();
+  const std::string fp32 = Digest("w"), adamw = Digest("b");
+  spec_.groups[0].momentum_dtype = Dtype::kBF16;
+  Make();
+  EXPECT_NE(Digest("w"), fp32);
+  EXPECT_EQ(Digest("b"), adamw) << "AdamW's moments stay fp32";
+}
+
 TEST_P(EngineTest, NothingIsOrthogonalizedForAStepThatWillBeSkipped) {
   Make(true);
   Reduce(1, {2, INFINITY, 2});

@@ -20,6 +20,14 @@ TEST(PlanMemory, IsStateStagingAndScratch) {
   EXPECT_EQ(load.MemoryBytes(), load.state_bytes + load.staging_bytes + load.scratch_bytes);
 }
 
+TEST(PlanMemory, AMomentumInBf16TakesHalf) {
+  RunSpec run = RunOf({Tensor("w", {64, 32}), Tensor("b", {4096})});
+  run.groups[0].momentum_dtype = Dtype::kBF16;
+  const OwnerLoad load = PlanOf(run, Daemons(1))->owners[0];
+  EXPECT_EQ(load.state_bytes, 6 * 64 * 32 + 12 * 4096);
+  EXPECT_EQ(load.matrix_elements, 64 * 32);
+}
+
 TEST(PlanMemory, OverlapKeepsTheResultOfEveryMatrix) {
   const RunSpec run = Llama1B();
   PlanOptions options = Daemons(2);

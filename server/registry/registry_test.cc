@@ -111,6 +111,13 @@ TEST(Registry, RunBytesCountStateOncePerTieAndEveryStagedGradient) {
   EXPECT_TRUE(Registry::Create(run, {.run_bytes_max = 0}).ok());
 }
 
+TEST(Registry, AMomentumInBf16TakesHalf) {
+  auto run = RunOf({Tensor("w", {10, 10}), Tensor("b", {10})});
+  EXPECT_EQ(Registry::Create(run, {})->state_bytes(), 100 * 8 + 10 * 12);
+  run.groups[0].momentum_dtype = Dtype::kBF16;
+  EXPECT_EQ(Registry::Create(run, {})->state_bytes(), 100 * 6 + 10 * 12) << "AdamW's stays";
+}
+
 TEST(Registry, RunBytesThatCannotBeCountedAreRefused) {
   const std::int64_t big = std::int64_t{1} << 59;
   const auto run = RunOf({Tensor("a", {big}), Tensor("b", {big})});

@@ -104,6 +104,8 @@ TEST(FirstDifference, OfGroupsNamesTheFieldAndBothValues) {
        "group \"g\": nesterov: the run has true, this rank sent false"},
       {[](RunSpec* r) { r->groups[0].momentum_sum_form = true; },
        "group \"g\": momentum_sum_form: the run has false, this rank sent true"},
+      {[](RunSpec* r) { r->groups[0].momentum_dtype = Dtype::kBF16; },
+       "group \"g\": momentum_dtype: the run has f32, this rank sent bf16"},
       {[](RunSpec* r) { r->groups[0].coefficients = "cubic5"; },
        "group \"g\": coefficients: the run has \"simple\", this rank sent \"cubic5\""},
       {[](RunSpec* r) {

@@ -71,6 +71,16 @@ const std::vector<Registration> kRunCases = {
      StatusCode::kInvalidArgument,
      {"group \"muon\"", "momentum"},
      [](auto& request) { Muon(request).mutable_muon()->set_momentum(1); }},
+    {"MomentumInF16",
+     StatusCode::kInvalidArgument,
+     {"group \"muon\"", "momentum_dtype", "F16"},
+     [](auto& request) { Muon(request).set_momentum_dtype(v1::DTYPE_F16); }},
+    {"MomentumOfAdamWInBf16",
+     StatusCode::kInvalidArgument,
+     {"group \"adamw\"", "momentum_dtype"},
+     [](auto& request) {
+       request.mutable_run()->mutable_groups(1)->set_momentum_dtype(v1::DTYPE_BF16);
+     }},
     {"NegativeNormFloor",
      StatusCode::kInvalidArgument,
      {"group \"muon\"", "norm_floor"},
