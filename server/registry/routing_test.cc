@@ -120,6 +120,7 @@ TEST(Routing, AMuonGroupRefusesWhatIsNoMatrixAndNamesAll) {
 
 TEST(Routing, ThousandsOfNamesStillFitAnErrorMessage) {
   std::vector<ParameterSpec> parameters;
+  parameters.reserve(10'000);
   for (int i = 0; i < 10'000; ++i) {
     parameters.push_back(Tensor("layers." + std::to_string(i) + ".bias", {4}));
   }
