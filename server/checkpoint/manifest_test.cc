@@ -101,7 +101,7 @@ TEST(Layout, SameRunHasTheSameFingerprintAndAnyChangeAnother) {
 
 TEST(Layout, TheFirstDifferenceIsNamedWithBothValues) {
   const Manifest manifest = SavedBy(1);
-  const auto check = [&](RunSpec spec) {
+  const auto check = [&](const RunSpec& spec) {
     const auto routing = RouteParameters(spec);
     MUOND_CHECK(routing.ok(), routing.status().ToString());
     return std::string(CheckLayout(manifest, LayoutOf(spec, *routing), false).message());

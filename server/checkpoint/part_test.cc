@@ -103,6 +103,7 @@ TEST(Fairscale50, EveryBitAndTheDtypeSurvive) {
   ShardSink sink{"w", 0, 4, {{"master", Dtype::kF32, master.data()},
                              {"momentum", Dtype::kBF16, momentum.data()}}};
   ASSERT_TRUE(ReadShards(files, {"c"}, *manifest, {&sink, 1}).ok());
+  // The bits, that of -0 too. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
   EXPECT_EQ(std::memcmp(master.data(), exact.data(), 16), 0);
   EXPECT_EQ(momentum, half);
   // A reader that expects fp32 is refused, not widened for.

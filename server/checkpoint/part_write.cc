@@ -41,9 +41,10 @@ std::int64_t RowElements(const Dims& shape) {
   return shape.empty() || shape[0] == 0 ? 0 : CountOf(shape) / shape[0];
 }
 
-bool WholeRows(const Dims& shape, std::int64_t first, std::int64_t elements) {
+// The elements of a row, where the range is one of whole rows; else 0.
+std::int64_t WholeRow(const Dims& shape, std::int64_t first, std::int64_t elements) {
   const std::int64_t row = RowElements(shape);
-  return row > 0 && first % row == 0 && elements % row == 0;
+  return row > 0 && first % row == 0 && elements % row == 0 ? row : 0;
 }
 
 std::string KeyOf(const PlannedPiece& piece) {
@@ -55,9 +56,10 @@ std::string KeyOf(const PlannedPiece& piece) {
 Dims ShapeOf(const PlannedPiece& piece) {
   const Dims& shape = piece.shard->shape;
   if (piece.elements == CountOf(shape)) return shape;
-  if (!WholeRows(shape, piece.first, piece.elements)) return {piece.elements};
+  const std::int64_t row = WholeRow(shape, piece.first, piece.elements);
+  if (row == 0) return {piece.elements};
   Dims rows = shape;
-  rows[0] = piece.elements / RowElements(shape);
+  rows[0] = piece.elements / row;
   return rows;
 }
 
@@ -68,10 +70,8 @@ std::vector<PlannedPiece> PlanPieces(std::span<const ShardView> shards, const Pa
       const auto most = std::max<std::int64_t>(
           limits.piece_bytes / static_cast<std::int64_t>(DtypeBytes(tensor.dtype)), 1);
       std::int64_t step = most;
-      if (WholeRows(shard.shape, shard.first, shard.elements)) {
-        const std::int64_t row = RowElements(shard.shape);
-        step = std::max<std::int64_t>(most / row, 1) * row;
-      }
+      const std::int64_t row = WholeRow(shard.shape, shard.first, shard.elements);
+      if (row > 0) step = std::max<std::int64_t>(most / row, 1) * row;
       std::int64_t at = 0;
       do {
         const std::int64_t count = std::min(step, shard.elements - at);

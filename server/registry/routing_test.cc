@@ -119,9 +119,9 @@ TEST(Routing, AMuonGroupRefusesWhatIsNoMatrixAndNamesAll) {
 }
 
 TEST(Routing, ThousandsOfNamesStillFitAnErrorMessage) {
-  std::vector<ParameterSpec> parameters;
+  std::vector<ParameterSpec> parameters(10'000);
   for (int i = 0; i < 10'000; ++i) {
-    parameters.push_back(Tensor("layers." + std::to_string(i) + ".bias", {4}));
+    parameters[i] = Tensor("layers." + std::to_string(i) + ".bias", {4});
   }
   const auto status = RouteParameters(RunOf(parameters, Algorithm::kMuon)).status();
   EXPECT_LT(status.message().size(), 4096u);
