@@ -45,7 +45,7 @@ TEST(StateBounds, TheSumFormOverflowsWhereTheEmaFormDoesNot) {
 TEST(StateBounds, AMomentumThatRoundsToInfinityIsSeen) {
   kernels::MomentumRule rule = Rule(kernels::MomentumForm::kSum, 0, false);
   EXPECT_FALSE(MuonStateCouldOverflow({}, 3.4e38, rule, 1, .1));
-  rule.m_dtype = Dtype::kBF16;
+  rule.m_dtype = kernels::Dtype::kBF16;
   EXPECT_TRUE(MuonStateCouldOverflow({}, 3.4e38, rule, 1, .1));
   EXPECT_FALSE(MuonStateCouldOverflow({}, 3.38e38, rule, 1, .1));
   EXPECT_GE(MuonInputBound({}, 1 + 0x1p-8 + 0x1p-20, rule), 1 + 0x1p-7) << "what 1.0039 becomes";
