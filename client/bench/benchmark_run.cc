@@ -156,8 +156,7 @@ class Benchmark {
 
   absl::Status Train() {
     result_.muon_matrices = session_->routing().muon_matrices();
-    check_.emplace(options_.model, session_->routing(), &gradients_,
-                     options_.momentum_dtype);
+    check_.emplace(options_.model, session_->routing(), &gradients_, options_.momentum_dtype);
     // In-process the daemon's memory is this program's.
     if (options_.channel != nullptr && memory_before_ >= 0) memory_before_ += check_->Bytes();
     const std::uint32_t initial = parameters_.Digest();

@@ -150,7 +150,7 @@ TEST(MuonctlPlan, TellsHowLongAStepTakesOnAMachine) {
               one["step_ms"].get<double>() / (8 * eight["step_ms"].get<double>()), 1e-9);
   const Json slow = PlanAsJson(with({"--machine", "h200", "--link-gbps", "1"}))["step_time"];
   EXPECT_NEAR(slow["link_ms"], 4 * 1235.8144, 1e-6);
-  EXPECT_THAT(Plan(with({"--machine", "h200"})).out, HasSubstr("step on h200, links of 2110 GB/s"));
+  EXPECT_THAT(Plan(with({"--machine", "h200"})).out, HasSubstr("step on h200, links of 4200 GB/s"));
   EXPECT_EQ(Plan(with({"--link-gbps", "1"})).code, 2) << "of no machine";
 
   const std::string path = testing::TempDir() + "/machine.json";

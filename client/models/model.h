@@ -47,8 +47,8 @@ absl::StatusOr<Model> ParseModel(const std::string& name);
 // "tiny, gpt2, ... or synthetic:COUNT[xSIDE]": what ParseModel takes, for messages.
 const char* ModelNames();
 
-// The run that registers `model`: one group of algorithm `auto`, one rank, everything in `dtype` but
-// Muon's momentum.
+// The run that registers `model`: one group of algorithm `auto`, one rank, everything in `dtype`
+// but Muon's momentum.
 RunSpec MakeRunSpec(const Model& model, const std::string& run, Dtype dtype,
                     Dtype momentum_dtype = Dtype::kF32);
 

@@ -3,7 +3,7 @@
 
 usage: checkpoint_convert.py to-torch CHECKPOINT OUT.pt [--state-dtype f32|bf16|f16]
        checkpoint_convert.py from-torch IN.pt OUT --run NAME [--step N] [--momentum-form ema|sum]
-                             [--widen]
+                             [--momentum-dtype f32|bf16] [--widen]
        checkpoint_convert.py to-deepspeed CHECKPOINT OUT
 
 CHECKPOINT is a directory with a manifest.json. OUT of from-torch is the daemons' checkpoint
@@ -16,10 +16,10 @@ where `names` are the parameters in the order of the optimizer's param_groups, a
     [name for group in optimizer.param_groups for name in names_of(group["params"])].
 
 Needs torch. Values are copied bit for bit; torch's Muon keeps the `ema` form of momentum, a `sum`
-one is converted by 1 / (1 - beta). muond keeps momentum and moments in fp32: those that torch kept
-in bf16 or fp16 are refused, unless --widen says that they may become fp32, with the same values.
-to-torch --state-dtype bf16 rounds them to nearest even on their way out: what was widened and has
-not changed since is what it was.
+one is converted by 1 / (1 - beta). A run keeps moments in fp32, and momentum too unless its group
+says bf16: --momentum-dtype bf16 then. What torch kept in another dtype is refused, unless --widen
+says that it may become fp32, with the same values. to-torch hands out what there is; --state-dtype
+bf16 rounds to nearest even: what was widened and has not changed since is what it was.
 """
 
 import argparse
@@ -36,6 +36,7 @@ MUON, ADAMW = "muon", "adamw"
 STATE_OF = {MUON: {"momentum": "momentum_buffer"},
             ADAMW: {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}}
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def _table():
@@ -97,11 +98,13 @@ def write_safetensors(path, tensors):
     header, at = {"__metadata__": {"format": "muond-checkpoint"}}, 0
     for key, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
-        header[key] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        header[key] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape),
+                       "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    body = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors.values())
+    body = b"".join(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                    for tensor in tensors.values())
     content = struct.pack("<Q", len(text)) + text + body
     path.write_bytes(content)
     return {"name": path.name, "bytes": len(content), "crc32c": "%08x" % crc32c(content)}
@@ -110,14 +113,19 @@ def write_safetensors(path, tensors):
 # ---- torch -> muond -----------------------------------------------------------------------------
 
 
-def widened(name, title, value, widen):
-    if value.dtype != torch.float32 and not widen:
-        sys.exit(f"{name}: {title} is {str(value.dtype).removeprefix('torch.')}, muond keeps it in "
-                 f"float32: --widen says that it may become that")
-    return value.detach().to(torch.float32)
+def kept(name, title, value, dtype, widen):
+    """The value in the dtype that the run keeps it in."""
+    said = [str(each).removeprefix("torch.") for each in (value.dtype, dtype)]
+    if value.dtype != dtype and dtype != torch.float32:
+        sys.exit(f"{name}: {title} is {said[0]}, --momentum-dtype says {said[1]}: nothing is "
+                 f"narrowed on its way in")
+    if value.dtype != dtype and not widen:
+        sys.exit(f"{name}: {title} is {said[0]}, muond keeps it in {said[1]}: --widen says that it "
+                 f"may become that")
+    return value.detach().to(dtype)
 
 
-def parameters_of(state, widen):
+def parameters_of(state, momentum_dtype, widen):
     """(name, algorithm, t, {tensor: value}, hyperparameters) of every parameter."""
     seen = set()
     for optimizer in state["optimizers"]:
@@ -135,8 +143,9 @@ def parameters_of(state, widen):
             for ours, theirs in STATE_OF[algorithm].items():
                 # torch makes state at the first step: before, it is zero.
                 value = entry.get(theirs)
-                tensors[ours] = (torch.zeros_like(master) if value is None
-                                 else widened(name, theirs, value, widen))
+                dtype = momentum_dtype if ours == "momentum" else torch.float32
+                tensors[ours] = (torch.zeros_like(master, dtype=dtype) if value is None
+                                 else kept(name, theirs, value, dtype, widen))
             t = int(entry.get("step", state.get("step", 0) if entry else 0))
             seen.add(name)
             yield name, algorithm, t, tensors, group_of[identity]
@@ -160,9 +169,9 @@ def manifest_of(options, entries, record):
             "name": name, "shape": shape, "algorithm": algorithm, "t": t, "tied": [],
             "momentum_form": options.momentum_form if algorithm == MUON else "",
             "matrices": matrices_text(shape) if algorithm == MUON else "",
-            "tensors": {tensor: {"dtype": "F32", "pieces": [
+            "tensors": {tensor: {"dtype": NAMES[value.dtype], "pieces": [
                 {"file": record["name"], "key": f"{name}.{tensor}", "first": 0,
-                 "elements": elements}]} for tensor in tensors}})
+                 "elements": elements}]} for tensor, value in tensors.items()}})
     return {"format": "muond-checkpoint", "schema": 1, "run": options.run, "sequence": 1,
             "generation": 1, "step": options.step, "fingerprint": "", "daemons": 1,
             "saved_at": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -177,7 +186,7 @@ def manifest_of(options, entries, record):
 
 def from_torch(options):
     state = torch.load(options.source, map_location="cpu", weights_only=True)
-    entries = list(parameters_of(state, options.widen))
+    entries = list(parameters_of(state, DTYPES[options.momentum_dtype.upper()], options.widen))
     if options.momentum_form == "sum":
         for _, algorithm, _, tensors, group in entries:
             if algorithm == MUON:
@@ -209,7 +218,9 @@ def to_torch(options):
             if parameter["momentum_form"] == "sum":
                 sys.exit(f"{name}: momentum in the sum form, torch's Muon has the ema form")
             state[len(names)] = {
-                theirs: tensors[f"{name}.{ours}"].to(DTYPES[options.state_dtype.upper()], copy=True)
+                theirs: tensors[f"{name}.{ours}"].to(
+                    DTYPES[options.state_dtype.upper()] if options.state_dtype
+                    else tensors[f"{name}.{ours}"].dtype, copy=True)
                 for ours, theirs in STATE_OF[algorithm].items()}
             if algorithm == ADAMW:
                 state[len(names)]["step"] = torch.tensor(float(parameter["t"]))
@@ -276,9 +287,10 @@ def main():
         command.add_argument("target")
         command.set_defaults(call=call)
         if call is to_torch:
-            command.add_argument("--state-dtype", choices=("f32", "bf16", "f16"), default="f32")
+            command.add_argument("--state-dtype", choices=("f32", "bf16", "f16"))
         if call is from_torch:
             command.add_argument("--widen", action="store_true")
+            command.add_argument("--momentum-dtype", choices=("f32", "bf16"), default="f32")
             command.add_argument("--run", required=True)
             command.add_argument("--step", type=int, default=0)
             command.add_argument("--loss-scale", type=float, default=1.0)

@@ -31,8 +31,8 @@ struct GradientBlock {
   std::size_t elements;
 };
 
-// M <- M + (1 - beta)(G - M) where `ema`, else M <- beta M + G; U from the new M as it is kept, times
-// u_scale, a power of two.
+// M <- M + (1 - beta)(G - M) where `ema`, else M <- beta M + G; U from the new M as it is kept,
+// times u_scale, a power of two.
 struct MomentumWeights {
   bool ema;
   bool nesterov;

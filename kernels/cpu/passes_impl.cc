@@ -191,8 +191,8 @@ void MomentumTile(const float* __restrict g, const float* __restrict m, float* _
 }
 
 template <Dtype kM>
-void MomentumOf(const GradientBlock& gradient, const MomentumWeights& weights, void* m, bool write_m,
-                float* u, BlockStats* stats) {
+void MomentumOf(const GradientBlock& gradient, const MomentumWeights& weights, void* m,
+                bool write_m, float* u, BlockStats* stats) {
   float g[kTile];
   float wide_m[kTile];
   float new_m[kTile];

@@ -1,7 +1,7 @@
 // Momentum and the input of Newton-Schulz, in one pass: reads g and M, writes M and U.
 //
-// In fp64 like kernels/cpu/passes_impl.cc, M to the same bits, in fp32 or bf16. The pass waits for memory, not for
-// the adders: about 20 fp64 operations for 12 bytes.
+// In fp64 like kernels/cpu/passes_impl.cc, M to the same bits, in fp32 or bf16. The pass waits for
+// memory, not for the adders: about 20 fp64 operations for 12 bytes.
 #include <type_traits>
 
 #include "kernels/cuda/iterate_dtype.h"

@@ -1,8 +1,8 @@
 // The plain fp64 truth: every method a loop that can be checked against its formula by eye.
 //
 // Each element is computed in fp64 from the stored state and rounded to fp32 once, a bf16 momentum
-// from there to bf16; what is computed from new state (U from M, the weight from m and v) is computed
-// from the value that is kept.
+// from there to bf16; what is computed from new state (U from M, the weight from m and v) is made
+// of the value that is kept.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,9 +1,9 @@
 // Where a run's optimizer state lives and how a step is applied to it.
 //
 // All state exists from creation on: master weights, momentum (Muon), exp_avg and exp_avg_sq
-// (AdamW), all fp32 but for momenta that a group keeps in bf16, and t per parameter. Parameters are named by their index in the run;
-// names tied together share the state of the first. Gradients are only read; nothing is written
-// to state outside Commit.
+// (AdamW), all fp32 but for momenta that a group keeps in bf16, and t per parameter. Parameters are
+// named by their index in the run; names tied together share the state of the first. Gradients are
+// only read; nothing is written to state outside Commit.
 //
 // One engine lives on one device. It holds the shards that the plan puts there: whole parameters,
 // or ranges of their elements. What comes in of a tensor comes packed: the elements that the daemon

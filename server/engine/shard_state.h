@@ -27,8 +27,8 @@ struct ShardState {
   std::int64_t t = 0;                 // applied steps of this parameter
   std::int64_t idle_steps = 0;        // applied steps since its last gradient that was not zero
 
-  // In the backend's memory, each `elements` values, row-major, fp32 but for a Muon group's momentum
-  // that is kept in bf16; the engine owns it.
+  // In the backend's memory, each `elements` values, row-major, fp32 but for a momentum that a Muon
+  // group keeps in bf16; the engine owns it.
   float* weight = nullptr;      // master weights
   void* momentum = nullptr;     // Muon's M, AdamW's exp_avg, in momentum_dtype()
   float* exp_avg_sq = nullptr;  // AdamW only

@@ -396,9 +396,4 @@ class Router {
 
 absl::StatusOr<Routing> RouteParameters(const RunSpec& run) { return Router(run).Route(); }
 
-std::int64_t StateBytesPerElement(Algorithm algorithm, const GroupSpec& group) {
-  if (algorithm != Algorithm::kMuon) return 4 + 4 + 4;
-  return 4 + static_cast<std::int64_t>(DtypeBytes(group.momentum_dtype));
-}
-
 }  // namespace muond

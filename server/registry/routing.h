@@ -45,6 +45,9 @@ absl::StatusOr<Routing> RouteParameters(const RunSpec& run);
 
 // Bytes of optimizer state of one element: fp32 master weights and Muon's momentum, in the dtype
 // that the group keeps it in, or AdamW's two fp32 moments.
-std::int64_t StateBytesPerElement(Algorithm algorithm, const GroupSpec& group);
+inline std::int64_t StateBytesPerElement(Algorithm algorithm, const GroupSpec& group) {
+  if (algorithm != Algorithm::kMuon) return 4 + 4 + 4;
+  return 4 + static_cast<std::int64_t>(DtypeBytes(group.momentum_dtype));
+}
 
 }  // namespace muond

@@ -1,5 +1,5 @@
-// A momentum that is kept in bf16: the arithmetic of an fp32 one on what was kept, one more rounding
-// at its end, and an update made of what is kept.
+// A momentum that is kept in bf16: the arithmetic of an fp32 one on what was kept, one more
+// rounding at its end, and an update made of what is kept.
 #include <gtest/gtest.h>
 
 #include <algorithm>

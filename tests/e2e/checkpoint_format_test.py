@@ -100,6 +100,24 @@ try:
 except SystemExit as refused:
     print(refused)
 run(*into, "--widen")
+# Momentum that stays what it is: moments have no such choice.
+for entry in saved["optimizers"][1]["state_dict"]["state"].values():
+    entry.update({key: value.to(torch.float32) for key, value in entry.items() if key != "step"})
+torch.save(saved, folder + "/half_momentum.pt")
+into = ["from-torch", folder + "/half_momentum.pt", folder + "/kept", "--run", "from-torch",
+        "--step", "3", "--momentum-dtype"]
+run(*into, "bf16")
+run("to-torch", folder + "/kept/from-torch/ckpt-3", folder + "/same.pt")
+for name, entry in states(torch.load(folder + "/same.pt", weights_only=True)).items():
+    for key, value in entry.items():
+        same = states(saved)[name][key]
+        assert value.dtype == same.dtype and torch.equal(value, same), (name, key, value.dtype)
+saved = torch.load(folder + "/half.pt", weights_only=True)
+whole = ["from-torch", sys.argv[1], folder + "/narrowed", "--run", "r", "--momentum-dtype", "bf16"]
+try:
+    run(*whole)
+except SystemExit as refused:
+    print(refused)
 run("to-torch", folder + "/out/r/ckpt-3", folder + "/back.pt", "--state-dtype", "bf16")
 back = states(torch.load(folder + "/back.pt", weights_only=True))
 for name, entry in states(saved).items():
@@ -244,6 +262,30 @@ class CheckpointFormatTest(ProcessTest):
             capture_output=True, text=True, check=False, timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("w: momentum_buffer is bfloat16, muond keeps it in float32", done.stdout)
+        self.assertIn("w: momentum_buffer is float32, --momentum-dtype says bfloat16", done.stdout)
+        # A run that keeps it so goes on from it, another one does not take it.
+        run = torch_run()
+        run.groups[0].momentum_dtype = types.DTYPE_BF16
+        self.assertEqual(self.resumed_step(run), 3)
+        self.assertEqual(self.resumed_step(torch_run()), None)
+
+    def resumed_step(self, run):
+        """Of a daemon that has imported the momentum in bf16; None: it refused to."""
+        directory = self.directory / f"daemon{len(self.daemons)}"
+        directory.mkdir()
+        daemon = self.start_daemon("--backend", "cpu", "--threads", "1", "--checkpoint-dir",
+                                   str(self.directory / "kept"), directory=directory)
+        trainer = SpreadTrainer([daemon.unix], run)
+        try:
+            step = trainer.join(10)
+        except Exception:  # pylint: disable=broad-except
+            self.assertIn("momentum bf16, the run has master f32, momentum f32", daemon.log())
+            return None
+        rng = np.random.default_rng(1)
+        shapes = {"w": (6, 4), "v": (5, 7), "norm": (9,)}
+        self.assertTrue(trainer.step(step, {name: rng.standard_normal(shape, np.float32)
+                                            for name, shape in shapes.items()}, 1.0).applied)
+        return step
 
     # DeepSpeed #8608, Megatron PR #5742: the state that an algorithm has, not two moments for all.
     def test_torch_state_goes_in_and_comes_out_again_and_to_deepspeed(self):

@@ -104,6 +104,7 @@ class Routing(TorchTest):
                 self.local(params, **{flag: True})
         for options in ({"lr": -1.}, {"momentum": 1.}, {"weight_decay": -1.},
                         {"adjust_lr_fn": "x"}, {"ns_steps": 100}, {"ns_coefficients": (1., 2.)},
+                        {"momentum_dtype": "f16"}, {"momentum_dtype": torch.float64},
                         {"amp_scaling": "x"}, {"loss_scale": -1}):
             with self.assertRaises(ValueError, msg=options):
                 self.local(params, **options)

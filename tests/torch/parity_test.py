@@ -120,6 +120,43 @@ class Parity(TorchTest):
             losses.append(loss.item())
         return [p.detach().double() for p in model.parameters()], losses
 
+    def test_a_momentum_in_bf16_is_rounded_once_a_step_and_nothing_else_is(self):
+        torch.manual_seed(5)
+        start, lr, beta = torch.randn(6, 4), 0.1, 0.95
+        gradients = [torch.randn(6, 4) for _ in range(5)]
+
+        def train(build, **options):
+            weights = nn.Parameter(start.clone())
+            optimizer = build([("w", weights)], lr=lr, weight_decay=0., **options)
+            for gradient in gradients:
+                weights.grad = gradient.clone()
+                optimizer.step()
+            return weights.detach().clone()
+
+        def exact(kept):
+            weights, momentum = start.double(), torch.zeros(6, 4, dtype=torch.float64)
+            for gradient in gradients:
+                gradient = gradient.double()
+                momentum = (momentum + (1 - beta) * (gradient - momentum)).to(kept).double()
+                update = exact_newton_schulz((1 - beta) * gradient + beta * momentum,
+                                             (3.4445, -4.7750, 2.0315), 5, 1e-7)
+                weights = weights - lr * (6 / 4) ** 0.5 * update
+            return weights
+
+        daemon, trained = self.daemon(), {}
+        for name, kept, other in (("bf16", torch.bfloat16, torch.float32),
+                                  (torch.bfloat16, torch.bfloat16, torch.float32),
+                                  ("f32", torch.float32, torch.bfloat16)):
+            trained[name] = train(self.local, momentum_dtype=name)
+            near = (trained[name].double() - exact(kept)).abs().max().item()
+            far = (trained[name].double() - exact(other)).abs().max().item()
+            self.assertLess(near, 1e-5, name)
+            self.assertGreater(far, 1e-4, name)
+        by_daemon = train(lambda params, **options: self.remote(params, daemon, **options),
+                          momentum_dtype="bf16")
+        for other in (trained[torch.bfloat16], by_daemon):
+            self.assertTrue(torch.equal(other, trained["bf16"]))
+
     def test_no_further_from_the_exact_trajectory_than_torch(self):
         torch.manual_seed(6)
         start = Transformer()

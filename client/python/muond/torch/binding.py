@@ -277,8 +277,8 @@ class Binding:
         for index, group in enumerate(self.groups):
             if fixed_terms(index, group) != self.fixed[index]:
                 raise errors.RegistrationError(
-                    f"param_groups[{index}]: nesterov, eps, adjust_lr_fn, ns_steps and "
-                    "ns_coefficients are fixed once the run is open",
+                    f"param_groups[{index}]: nesterov, momentum_dtype, eps, adjust_lr_fn, ns_steps "
+                    "and ns_coefficients are fixed once the run is open",
                     hint="lr, weight_decay, momentum and betas may change at every step")
         for entry in self.entries:
             if layouts.local(entry.parameter)._version != entry.written:

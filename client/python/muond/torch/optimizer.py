@@ -38,7 +38,9 @@ class Muon(Scaling, Rewinding, Partitioned, Groups, torch.optim.Optimizer):
     (lr, weight_decay, betas, algorithm or use_muon) counts for all of its parameters.
     `lr` to `adjust_lr_fn`: as torch.optim.Muon has them; `ns_coefficients` may also be the name of
     a set (docs/semantics.md). `adamw`: lr, betas, eps, weight_decay of the others, by default
-    torch.optim.AdamW's. All but nesterov, eps, ns_* and adjust_lr_fn are read at every step.
+    torch.optim.AdamW's. All but nesterov, momentum_dtype, eps, ns_* and adjust_lr_fn are read at
+    every step. `momentum_dtype`: what Muon's momentum is kept in, "f32" or "bf16" (or torch's names
+    for them), which takes half the memory.
 
     `route`: function (name, parameter) -> "muon", "adamw", a Route, or None for no opinion.
     `require_muon`: MuonInactive where no parameter gets Muon.
@@ -63,13 +65,15 @@ class Muon(Scaling, Rewinding, Partitioned, Groups, torch.optim.Optimizer):
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True,
                  ns_coefficients=(3.4445, -4.7750, 2.0315), eps=1e-7, ns_steps=5,
-                 adjust_lr_fn=None, *, adamw=None, route=None, require_muon=True, foreach=None,
-                 fused=None, maximize=False, capturable=False, differentiable=False, **options):
+                 adjust_lr_fn=None, *, momentum_dtype="f32", adamw=None, route=None,
+                 require_muon=True, foreach=None, fused=None, maximize=False, capturable=False,
+                 differentiable=False, **options):
         check_flags(foreach=foreach, fused=fused, maximize=maximize, capturable=capturable,
                     differentiable=differentiable)
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum,
                     "nesterov": nesterov, "ns_coefficients": ns_coefficients, "eps": eps,
-                    "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+                    "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
+                    "momentum_dtype": momentum_dtype}
         check_values(defaults)
         if unknown := set(adamw or ()) - set(_ADAMW):
             raise TypeError(f"adamw: unknown {sorted(unknown)}, known are {sorted(_ADAMW)}")

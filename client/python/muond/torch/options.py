@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from muond.torch.registration import SHAPE_FACTORS
+from muond.torch.registration import MOMENTUM_DTYPES, SHAPE_FACTORS
 
 _CHOICES = {
     "amp_scaling": ("trainer", "daemon"),
@@ -44,6 +44,8 @@ def check_values(group):
     if group["adjust_lr_fn"] not in SHAPE_FACTORS:
         raise ValueError(
             f"Adjust learning rate function {group['adjust_lr_fn']} is not supported")
+    if group.get("momentum_dtype", "f32") not in MOMENTUM_DTYPES:
+        raise ValueError(f"momentum_dtype should be f32 or bf16 but is: {group['momentum_dtype']}")
     if not 0 < group["ns_steps"] < 100:
         raise ValueError("Number of steps must be less than 100 for computational efficiency")
     coefficients = group["ns_coefficients"]

@@ -10,6 +10,9 @@ from muond.torch import routing, staging
 
 SHAPE_FACTORS = {None: "ORIGINAL", "original": "ORIGINAL", "match_rms_adamw": "MATCH_RMS_ADAMW",
                  "spectral_unclamped": "UNIT_RMS"}
+# What the service keeps Muon's momentum in, and the contract's name; None: its default.
+MOMENTUM_DTYPES = {"f32": None, torch.float32: None,
+                   "bf16": "DTYPE_BF16", torch.bfloat16: "DTYPE_BF16"}
 _SIMPLE = ((3.4445, -4.7750, 2.0315), 5)
 
 
@@ -36,6 +39,8 @@ def fixed_terms(index, group):
     spec = {"name": group_name(index), "algorithm": "ALGORITHM_MUON",
             "plainMomentum": not group["nesterov"], "normFloor": float(group["eps"]),
             "shapeFactor": f"SHAPE_FACTOR_{SHAPE_FACTORS[group['adjust_lr_fn']]}"}
+    if kept := MOMENTUM_DTYPES[group.get("momentum_dtype", "f32")]:
+        spec["momentumDtype"] = kept
     coefficients, steps = group["ns_coefficients"], int(group["ns_steps"])
     if isinstance(coefficients, str):
         return {**spec, "coefficients": coefficients}
