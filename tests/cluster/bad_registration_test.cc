@@ -79,8 +79,7 @@ const std::vector<Registration> kRunCases = {
      StatusCode::kInvalidArgument,
      {"group \"adamw\"", "momentum_dtype"},
      [](auto& request) {
-       request.mutable_run()->mutable_groups(1)->set_algorithm(v1::ALGORITHM_ADAMW);
-       request.mutable_run()->mutable_groups(1)->set_momentum_dtype(v1::DTYPE_BF16);
+       request.mutable_run()->mutable_groups(0)->set_momentum_dtype(v1::DTYPE_BF16);
      }},
     {"NegativeNormFloor",
      StatusCode::kInvalidArgument,
