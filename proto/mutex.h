@@ -8,7 +8,7 @@
 //
 // and clang's -Wthread-safety refuses what does not keep to it (preset clang; for g++ annotations
 // are nothing). Below are std::mutex and std::condition_variable, at their price and with what
-// sanitizers know of them: no other file names these (tidy rule `locks`).
+// sanitizers know of them: no other file names these, but for spdlog's sink (tidy rule `locks`).
 //
 // A lambda is a function of its own to the analysis. One that is called under the lock says so, as
 // a wait's predicate must:

@@ -227,8 +227,12 @@ absl::Status TakePull(const ExchangePath& path, std::span<const SinkPart> sinks,
                       const v1::ExchangePull& pull, const v1::ExchangeReply& reply,
                       absl::Time deadline) {
   if (path.pair != nullptr) {
-    MUOND_ASSIGN_OR_RETURN(const auto arrival, BeginPull(path, sinks, pull, reply, deadline));
-    return path.pair->Settle(arrival);
+    const auto arrival = BeginPull(path, sinks, pull, reply, deadline);
+    if (!arrival.ok()) {
+      path.pair->Abandon(arrival.status());  // the daemon sends what nobody receives
+      return arrival.status();
+    }
+    return path.pair->Settle(*arrival);
   }
   if (path.link == nullptr) return absl::OkStatus();  // they were written where they belong
   GpuLink& link = *path.link;

@@ -216,9 +216,8 @@ class MachineDriver final : public GpuDriver {
       const Result loaded = f_.ModuleLoad(&module, kGpuCopyProgram);
       return loaded == kSuccess ? f_.ModuleGetFunction(&function, module, kGpuCopyName) : loaded;
     });
-    const absl::StatusOr<void*> program =
-        status.ok() ? absl::StatusOr<void*>(function) : absl::StatusOr<void*>(status);
-    return programs_.emplace(device, program).first->second;
+    MUOND_RETURN_IF_ERROR(status);  // what stands in the way may pass
+    return programs_.emplace(device, function).first->second;
   }
 
   // The thread's own current context is what it was afterwards.
@@ -245,7 +244,7 @@ class MachineDriver final : public GpuDriver {
   Mutex mutex_;
   std::map<int, Context> contexts_ MUOND_GUARDED_BY(mutex_);
   Mutex programs_mutex_;  // taken before mutex_
-  std::map<int, absl::StatusOr<void*>> programs_ MUOND_GUARDED_BY(programs_mutex_);
+  std::map<int, void*> programs_ MUOND_GUARDED_BY(programs_mutex_);
 };
 
 absl::StatusOr<std::shared_ptr<GpuDriver>> Load() {

@@ -1,6 +1,5 @@
 // A session's slices in memory that the daemon reaches itself: a GPU's arena, or pointers.
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -273,53 +272,6 @@ CallResult Session::FillDirect(int daemon, const std::string& action,
     parts = parts.subspan(taken);
   }
   return {};
-}
-
-CallResult Session::PullDirect(int daemon, const std::string& action, std::int64_t version,
-                               std::span<const SinkPart> sinks, bool master) {
-  // Through a pair: what the daemon has answered to send comes while the next pieces are asked for.
-  struct Pending {
-    std::shared_ptr<PairLink> pair;
-    PairLink::Arrival arrival;
-  };
-  std::deque<Pending> pending;
-  const auto settle = [&pending](CallResult& result) {
-    const absl::Status settled = pending.front().pair->Settle(pending.front().arrival);
-    if (result.status.ok()) result.status = settled;
-    pending.pop_front();
-  };
-  std::int64_t used = 0;
-  CallResult result;
-  while (result.status.ok() && !sinks.empty()) {
-    const std::span<const SinkPart> piece = PullPiece(daemon, sinks);
-    v1::ExchangeReply reply;
-    v1::ExchangePull asked;
-    std::optional<ExchangePath> path;
-    const std::int64_t start = used;
-    result = CallExchange(
-        daemon, action, options_.bulk_timeout,
-        [&](v1::ExchangeRequest& request) -> absl::Status {
-          MUOND_ASSIGN_OR_RETURN(path, ExchangeWith(daemon));
-          if (!path.has_value()) return PathLost(daemon);
-          used = start;
-          MUOND_RETURN_IF_ERROR(PutPull(*path, piece, master, &used, request.mutable_pull()));
-          request.mutable_pull()->mutable_pull()->set_version(version);
-          asked = request.pull();
-          return absl::OkStatus();
-        },
-        &reply);
-    if (result.status.ok() && path->pair != nullptr) {
-      auto arrival = BeginPull(*path, piece, asked, reply, NcclDeadline());
-      result.status = arrival.status();
-      if (arrival.ok()) pending.push_back({path->pair, *std::move(arrival)});
-    } else if (result.status.ok()) {
-      result.status = TakePull(*path, piece, asked, reply, NcclDeadline());
-    }
-    sinks = sinks.subspan(piece.size());
-    if (pending.size() == PairLink::kArrivals) settle(result);
-  }
-  while (!pending.empty()) settle(result);
-  return result;
 }
 
 std::vector<SinkPart> Session::SinksFor(int daemon, std::span<const SliceSink> sinks) const {

@@ -1,4 +1,5 @@
-// A session's NCCL pairs: where NCCL comes from, how a pair is made, and what becomes of one.
+// A session's NCCL pairs: where NCCL comes from, how a pair is made, and what becomes of one; and
+// pulls, whose pieces a pair has under way side by side.
 #include <algorithm>
 #include <deque>
 #include <future>
@@ -143,6 +144,72 @@ CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool 
   }
   const absl::Status settled = SettlePair(**path, result.status);
   if (result.status.ok()) result.status = settled;
+  return result;
+}
+
+CallResult Session::PullDirect(int daemon, const std::string& action, std::int64_t version,
+                               std::span<const SinkPart> sinks, bool master) {
+  const absl::Time deadline = SteadyNow() + options_.bulk_timeout;
+  for (;;) {
+    bool lost = false;
+    CallResult result = PullPieces(daemon, action, version, sinks, master, deadline, &lost);
+    // A call that nobody answered takes its pair with it, and what was still to come through that,
+    // and goes on with another pair: all over again, as nothing but these sinks was changed.
+    if (!lost || CallScope::CurrentIsOver() || SteadyNow() >= deadline) return result;
+  }
+}
+
+CallResult Session::PullPieces(int daemon, const std::string& action, std::int64_t version,
+                               std::span<const SinkPart> sinks, bool master, absl::Time deadline,
+                               bool* lost) {
+  // Through a pair: what the daemon has answered to send comes while the next pieces are asked for.
+  struct Pending {
+    std::shared_ptr<PairLink> pair;
+    PairLink::Arrival arrival;
+  };
+  std::deque<Pending> pending;
+  const auto settle = [&pending, lost](CallResult& result) {
+    const Pending& first = pending.front();
+    const absl::Status settled = first.pair->Settle(first.arrival);
+    *lost = *lost || (result.status.ok() && !settled.ok() && first.pair->lost());
+    if (result.status.ok()) result.status = settled;
+    pending.pop_front();
+  };
+  std::int64_t used = 0;
+  CallResult result;
+  while (result.status.ok() && !sinks.empty()) {
+    const std::span<const SinkPart> piece = PullPiece(daemon, sinks);
+    v1::ExchangeReply reply;
+    v1::ExchangePull asked;
+    std::optional<ExchangePath> path;
+    const std::int64_t start = used;
+    result = CallExchange(
+        daemon, action, deadline - SteadyNow(),
+        [&](v1::ExchangeRequest& request) -> absl::Status {
+          MUOND_ASSIGN_OR_RETURN(path, ExchangeWith(daemon));
+          if (!path.has_value()) return PathLost(daemon);
+          used = start;
+          MUOND_RETURN_IF_ERROR(PutPull(*path, piece, master, &used, request.mutable_pull()));
+          request.mutable_pull()->mutable_pull()->set_version(version);
+          asked = request.pull();
+          return absl::OkStatus();
+        },
+        &reply);
+    if (result.status.ok() && path->pair != nullptr) {
+      auto arrival = BeginPull(*path, piece, asked, reply, NcclDeadline());
+      result.status = arrival.status();
+      if (arrival.ok()) {
+        pending.push_back({path->pair, *std::move(arrival)});
+      } else {
+        path->pair->Abandon(result.status);  // the daemon sends what nobody receives
+      }
+    } else if (result.status.ok()) {
+      result.status = TakePull(*path, piece, asked, reply, NcclDeadline());
+    }
+    sinks = sinks.subspan(piece.size());
+    if (pending.size() == PairLink::kArrivals) settle(result);
+  }
+  while (!pending.empty()) settle(result);
   return result;
 }
 

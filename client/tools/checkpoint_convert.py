@@ -16,10 +16,11 @@ where `names` are the parameters in the order of the optimizer's param_groups, a
     [name for group in optimizer.param_groups for name in names_of(group["params"])].
 
 Needs torch. Values are copied bit for bit; torch's Muon keeps the `ema` form of momentum, a `sum`
-one is converted by 1 / (1 - beta). A run keeps moments in fp32, and momentum too unless its group
-says bf16: --momentum-dtype bf16 then. What torch kept in another dtype is refused, unless --widen
-says that it may become fp32, with the same values. to-torch hands out what there is; --state-dtype
-bf16 rounds to nearest even: what was widened and has not changed since is what it was.
+one is converted by 1 / (1 - beta), and rounded where it is bf16. A run keeps moments in fp32, and
+momentum too unless its group says bf16: --momentum-dtype bf16 then. What torch kept in another
+dtype is refused, unless --widen says that it may become fp32, with the same values. to-torch hands
+out what there is; --state-dtype bf16 rounds to nearest even: what was widened and has not changed
+since is what it was.
 """
 
 import argparse
@@ -190,7 +191,9 @@ def from_torch(options):
     if options.momentum_form == "sum":
         for _, algorithm, _, tensors, group in entries:
             if algorithm == MUON:
-                tensors["momentum"] = tensors["momentum"] / (1 - group["momentum"])
+                momentum = tensors["momentum"]
+                tensors["momentum"] = (momentum.double() / (1 - group["momentum"])).to(
+                    momentum.dtype)
     folder = pathlib.Path(options.target) / options.run / f"ckpt-{options.step}"
     folder.mkdir(parents=True)
     record = write_safetensors(folder / "part-0-0.safetensors", {

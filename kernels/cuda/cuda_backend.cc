@@ -79,17 +79,15 @@ class CudaBackend final : public Backend {
     cudaSetDevice(device_.ordinal);
     void* memory = nullptr;
     if (cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)) != cudaSuccess) {
-      cudaGetLastError();  // null says it; the next launch must not
-      return nullptr;
+      return NoMemory();
     }
     // The thread's own stream: other threads allocate, and the backend computes, undisturbed.
     if (cudaMemsetAsync(memory, 0, bytes, cudaStreamPerThread) == cudaSuccess &&
         cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess) {
       return memory;
     }
-    cudaGetLastError();
     cudaFree(memory);
-    return nullptr;
+    return NoMemory();
   }
   void Free(void* memory) override {
     cudaSetDevice(device_.ordinal);
@@ -101,8 +99,7 @@ class CudaBackend final : public Backend {
     void* memory = nullptr;
     if (cudaHostAlloc(&memory, std::max<std::size_t>(bytes, 1), cudaHostAllocPortable) !=
         cudaSuccess) {
-      cudaGetLastError();
-      return nullptr;
+      return NoMemory();
     }
     return memory;
   }
@@ -192,6 +189,15 @@ class CudaBackend final : public Backend {
 
  private:
   cudaStream_t stream() const { return streams_->stream; }
+  // Null says it, the next launch must not; a device that is lost is another matter.
+  void* NoMemory() const {
+    if (cuda::DeviceLost()) {
+      const cudaError_t left = cudaStreamQuery(cudaStreamPerThread);
+      static_cast<void>(Report(left, "allocation", "of memory"));
+    }
+    cudaGetLastError();
+    return nullptr;
+  }
   // The current device belongs to the thread, and any thread may call.
   void Use() const { cudaSetDevice(device_.ordinal); }
 

@@ -10,7 +10,8 @@ __global__ void TrapKernel() { __trap(); }
 bool DeviceLost() {
   cudaGetLastError();
   const cudaError_t left = cudaStreamQuery(cudaStreamPerThread);
-  return left != cudaSuccess && left != cudaErrorNotReady;
+  // A thread's stream is made when it is first asked for, which takes memory that may be all gone.
+  return left != cudaSuccess && left != cudaErrorNotReady && left != cudaErrorMemoryAllocation;
 }
 
 cudaError_t Trap(cudaStream_t stream) {

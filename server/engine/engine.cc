@@ -11,6 +11,7 @@
 #include "proto/check.h"
 #include "server/engine/adamw_commit.h"
 #include "server/engine/muon_commit.h"
+#include "server/engine/muon_scratch.h"
 #include "server/engine/rules.h"
 
 namespace muond {
@@ -143,7 +144,7 @@ absl::Status Engine::AllocateStates() {
     state_bytes_ +=
         StateBytesPerElement(state.routed->algorithm, *state.group) * state.elements;
   }
-  need.in_calls = MuonCommit::NewtonSchulzBytes(states_, backend_);
+  need.in_calls = MuonCommit::NewtonSchulzBytes(states_, overlap_, backend_);
   need.scratch = std::max(MuonCommit::ScratchBytes(states_, backend_, overlap_),
                           device ? kDeviceScratchBytes : std::size_t{0});
   if (overlap_) need.results = MuonCommit::ResultBytes(states_, backend_);
@@ -227,12 +228,13 @@ bool Engine::OrthogonalizeEarly() {
     if (!state.muon() || state.elements == 0 || state.orthogonalized) continue;
     last = last && state.reduced;
     if (!state.reduced) continue;
-    if (!ready.empty() && elements + state.elements > MuonCommit::EarlyElements(backend_)) {
+    const std::int64_t more = Footprint(state);
+    if (!ready.empty() && elements + more > MuonCommit::EarlyElements(backend_)) {
       full = true;
       break;
     }
     ready.push_back(i);
-    elements += state.elements;
+    elements += more;
   }
   full = full || elements >= MuonCommit::EarlyLeast(backend_);
   if (ready.empty() || (!full && !last)) return false;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "proto/check.h"
+#include "server/engine/muon_scratch.h"
 #include "server/engine/note_momentum.h"
 #include "server/engine/rules.h"
 
@@ -14,9 +15,6 @@ namespace muond {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// U of a parameter and O of a matrix begin at multiples of this many elements.
-constexpr std::int64_t kAlignment = 64;
 
 // Ends a phase: it lasted since `since`, and the next one begins.
 void EndPhase(const char* phase, int device, double* total, Clock::time_point& since,
@@ -32,50 +30,10 @@ absl::Status KernelError(const char* what, const kernels::Error& error) {
   return absl::InternalError(absl::StrFormat("commit: %s: %s", what, error.message()));
 }
 
-bool Packed(const ShardState& state) {
-  return std::any_of(state.matrices.begin(), state.matrices.end(),
-                     [](const MatrixBlock& block) { return block.ranges.size() > 1; });
-}
-
-std::int64_t Aligned(std::int64_t elements) {
-  return (elements + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-// Elements that a state takes of each region of the scratch: U whole, O and packed rows by matrix.
-std::int64_t Footprint(const ShardState& state) {
-  std::int64_t matrices = 0;
-  for (const MatrixBlock& block : state.matrices) {
-    matrices += Aligned(block.rows * block.cols);
-  }
-  return std::max(Aligned(state.elements), matrices);
-}
-
-std::int64_t BatchElements(const kernels::Backend& backend) {
-  return backend.host_memory() ? kMuonBatchElements : kMuonDeviceBatchElements;
-}
-
 // What the residual would tell, for free and at every call; a redone result has told already.
 bool IsLowRank(const kernels::NewtonSchulzResult& result, std::int64_t k) {
   return !result.zero_input && !result.fallback && !result.failed &&
          result.output_norm * result.output_norm < kLowRankShare * static_cast<double>(k);
-}
-
-// The states that share scratch, in their order.
-std::vector<std::vector<int>> BatchesOf(const std::vector<ShardState>& states,
-                                        const std::vector<int>& indexes,
-                                        const kernels::Backend& backend) {
-  std::vector<std::vector<int>> batches;
-  std::int64_t elements = 0;
-  for (int index : indexes) {
-    const std::int64_t more = Footprint(states[index]);
-    if (batches.empty() || elements + more > BatchElements(backend)) {
-      batches.emplace_back();
-      elements = 0;
-    }
-    batches.back().push_back(index);
-    elements += more;
-  }
-  return batches;
 }
 
 // Scans of parts of one tensor, combined in the order of the parts.
@@ -91,61 +49,6 @@ MuonCommit::MuonCommit(Engine& engine, const CommitRequest& request)
     : engine_(engine),
       request_(request),
       element_bytes_(kernels::DtypeBytes(engine.backend_.iterate_dtype())) {}
-
-std::size_t MuonCommit::ScratchBytes(std::span<const ShardState> states,
-                                     const kernels::Backend& backend, bool overlap) {
-  std::int64_t total = 0, largest = 0;
-  bool packed = false;
-  for (const ShardState& state : states) {
-    if (!state.muon()) continue;
-    const std::int64_t elements = Footprint(state);
-    total += elements;
-    largest = std::max(largest, elements);
-    packed = packed || Packed(state);
-  }
-  const std::int64_t batch = std::max(largest, std::min(total, BatchElements(backend)));
-  return static_cast<std::size_t>(batch) * kernels::DtypeBytes(backend.iterate_dtype()) *
-         (1 + (overlap ? 0 : 1) + (packed ? 1 : 0));
-}
-
-std::size_t MuonCommit::ResultBytes(std::span<const ShardState> states,
-                                    const kernels::Backend& backend) {
-  std::int64_t elements = 0;
-  for (const ShardState& state : states) {
-    for (const MatrixBlock& block : state.matrices) elements += Aligned(block.rows * block.cols);
-  }
-  return static_cast<std::size_t>(elements) * kernels::DtypeBytes(backend.iterate_dtype());
-}
-
-// On the host matrices take their time one by one; a device is only busy with many.
-std::int64_t MuonCommit::EarlyElements(const kernels::Backend& backend) {
-  return backend.host_memory() ? 1 : 2 * kMuonBatchElements;
-}
-
-std::int64_t MuonCommit::EarlyLeast(const kernels::Backend& backend) {
-  return backend.host_memory() ? 1 : kMuonBatchElements;
-}
-
-std::size_t MuonCommit::NewtonSchulzBytes(const std::vector<ShardState>& states,
-                                          const kernels::Backend& backend) {
-  std::vector<int> muon;
-  for (int i = 0; i < std::ssize(states); ++i) {
-    if (states[i].muon() && states[i].elements > 0) muon.push_back(i);
-  }
-  std::size_t bytes = 0;
-  for (const std::vector<int>& batch : BatchesOf(states, muon, backend)) {
-    std::map<const kernels::NewtonSchulzRule*, std::vector<kernels::MatrixShape>> calls;
-    for (int index : batch) {
-      for (const MatrixBlock& block : states[index].matrices) {
-        calls[states[index].newton_schulz].push_back({block.rows, block.cols});
-      }
-    }
-    for (const auto& [rule, shapes] : calls) {
-      bytes = std::max(bytes, backend.NewtonSchulzScratchBytes(shapes, *rule));
-    }
-  }
-  return bytes;
-}
 
 absl::Status MuonCommit::Run(const std::vector<int>& states, CommitReport& report) {
   for (const std::vector<int>& batch : BatchesOf(engine_.states_, states, engine_.backend_)) {

@@ -20,7 +20,7 @@ class MuonCommit {
   static std::size_t ScratchBytes(std::span<const ShardState> states,
                                   const kernels::Backend& backend, bool overlap);
   // Bytes that the backend's Newton-Schulz takes meanwhile.
-  static std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states,
+  static std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states, bool overlap,
                                        const kernels::Backend& backend);
   // Bytes of O of all their matrices.
   static std::size_t ResultBytes(std::span<const ShardState> states,

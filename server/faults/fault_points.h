@@ -16,6 +16,7 @@ namespace muond {
 enum class FaultPoint : std::uint8_t {
   kDropFinishReply,
   kDropPushReply,
+  kDropPullReply,
   kFailReduce,
   kFailCommit,
   kKernelTrap,

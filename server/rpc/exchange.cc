@@ -162,7 +162,9 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
         auto prepared = Prepare(request_.step());
         if (prepared.ok()) {
           targets_ = TargetsOf(*prepared);
-          prepared_ = std::make_shared<PullTargets>(*std::move(prepared));
+          if (targets_ != nullptr) {
+            prepared_ = std::make_shared<PullTargets>(*std::move(prepared));
+          }
         }
       }
       Ask();
@@ -294,6 +296,10 @@ class ExchangeCall final : public grpc::ServerUnaryReactor {
       absl::Status said = status;
       if (said.ok() && request_.has_fill() && !request_.has_finish() &&
           rpc_.faults->Fire(FaultPoint::kDropPushReply)) {
+        said = absl::UnavailableError("injected fault: the reply was lost");
+      }
+      if (said.ok() && request_.has_pull() && !request_.has_finish() &&
+          rpc_.faults->Fire(FaultPoint::kDropPullReply)) {
         said = absl::UnavailableError("injected fault: the reply was lost");
       }
       if (said.ok()) *reply_out_ = reply_;

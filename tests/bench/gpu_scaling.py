@@ -41,9 +41,9 @@ muon = [torch_gpu_step.parameter(s) for _ in range(layers) for s in matrices]
 others = [torch_gpu_step.parameter(s) for s in rest]
 others += [torch_gpu_step.parameter(s) for _ in range(layers) for s in rest_of_layer]
 optimizers = [torch.optim.Muon(muon, lr=1e-3), torch.optim.AdamW(others, lr=1e-3, fused=True)]
-def step():  # what DDP does with gradients, then what every rank does with all parameters
-    for p in muon + others:
-        dist.all_reduce(p.grad, async_op=True)
+def step():  # gradients reduced, tensor by tensor, then what every rank does with all parameters
+    for work in [dist.all_reduce(p.grad, async_op=True) for p in muon + others]:
+        work.wait()
     for optimizer in optimizers:
         optimizer.step()
 milliseconds = torch_gpu_step.milliseconds(step)
@@ -107,9 +107,13 @@ def torch_ms(model, gpus):
         stderr=subprocess.PIPE,
         env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(gpus), "LOCAL_RANK": str(rank),
              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29519"}) for rank in range(gpus)]
-    said = [process.communicate(timeout=120) for process in processes]
+    try:
+        said = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     if any(process.returncode for process in processes):
-        print(f"torch, {model}: {said[0][1].strip()[-300:]}")
+        print(f"torch, {model}: {' | '.join(err.strip()[-200:] for _, err in said)}")
         return None
     return json.loads(said[0][0].splitlines()[-1])
 
@@ -135,6 +139,8 @@ def main():
     if arguments.libraries:
         gpu_service.ENVIRONMENT["LD_LIBRARY_PATH"] = arguments.libraries
     gpus = min(count_gpus(), arguments.gpus or 1 << 10)
+    if gpus < 1:
+        parser.error("--gpus: expected 1 or more, on a machine that has one")
     print(f"== a step on 1 to {gpus} GPUs, ms\n{'model':10} {'daemons x GPUs':>14} {'step':>9} "
           f"{'push':>9} {'pull':>9} {'imbalance':>10} {'efficiency':>11}", flush=True)
     rows = []
@@ -146,12 +152,13 @@ def main():
                 if row is None:
                     continue
                 of_model.append(row)
-                show(row, of_model[0])
+                if of_model[0]["daemons"] * of_model[0]["devices"] == 1:
+                    show(row, of_model[0])
             if not arguments.no_torch and model in TORCH_NAMES:
                 peer = torch_ms(TORCH_NAMES[model], count)
                 if peer is not None:
                     print(f"{model:10} torch.optim.Muon on each of {count} ranks, gradients "
-                          f"reduced as DDP does: {peer:.2f}", flush=True)
+                          f"reduced before: {peer:.2f}", flush=True)
                     rows.append({"model": model, "torch_ranks": count, "step": peer})
         same = len({row["digest"] for row in of_model}) == 1
         gpu_service.report(same, f"{model}, one state by all ways",

@@ -197,9 +197,11 @@ def check_lost_device(bin_dir, gpu):
             [str(bin_dir / "muond-bench"), "--endpoint", daemon.endpoint, "--model", "tiny",
              "--no-ceilings"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, env=ENVIRONMENT)
-        code = daemon.process.wait(timeout=60)
-        trainer.kill()  # it would wait for a daemon that comes back
-        trainer.wait()
+        try:
+            code = daemon.process.wait(timeout=60)
+        finally:
+            trainer.kill()  # it would wait for a daemon that comes back
+            trainer.wait()
         last = daemon.text().strip().splitlines()[-1]
         report(code == 3 and "can't use the device any more" in last, "a kernel that traps",
                f"exit code {code}: {last[-330:]}")

@@ -50,10 +50,12 @@ class HostGpuDriver final : public client::GpuDriver {
   void FreePinned(int, void* memory) override { ::operator delete(memory); }
 };
 
-// Slices above and below what travels alone, one of an odd size.
+// Slices above and below what travels alone; more than a pull of small pieces has under way.
 RunSpec SomeSpec() {
-  return cluster::SpecOf({cluster::Matrix("w.big", 640, 520), cluster::Matrix("w.odd", 37, 53),
-                          cluster::Vector("norm", 19)});
+  std::vector<ParameterSpec> all = {cluster::Matrix("w.big", 640, 520),
+                                    cluster::Matrix("w.odd", 37, 53), cluster::Vector("norm", 19)};
+  for (const char* name : {"a", "b", "c", "d", "e"}) all.push_back(cluster::Matrix(name, 41, 52));
+  return cluster::SpecOf(std::move(all));
 }
 
 ServiceOptions WithNccl(absl::Duration deadline = absl::Seconds(10)) {
@@ -186,6 +188,22 @@ TEST_F(NcclPaths, TwentyStepsWithASkipAreTheSameOverGrpcAndNccl) {
               0);
     EXPECT_EQ(daemon.Metric("muond_transport_connections{transport=\"nccl\"}"), 1);
   }
+}
+
+// The call takes its pair with it, and the pieces that were on their way through that.
+TEST_F(NcclPaths, AReplyThatIsLostAmongThePiecesOfAPullCostsNothing) {
+  std::vector<Trained> trained;
+  for (const char* faults : {"", "drop_pull_reply:7:2"}) {
+    ServiceOptions service = WithNccl();
+    service.fault_points = faults;
+    PathDaemon daemon(service);
+    auto options = OptionsFor(daemon, "nccl");
+    options.nccl_window_bytes = 4096;
+    Trainer trainer(options);
+    trained.push_back(TwentySteps(daemon, trainer, false));
+    EXPECT_EQ(daemon.service().FaultsFired("drop_pull_reply"), *faults != 0 ? 2 : 0);
+  }
+  EXPECT_EQ(trained[0], trained[1]);
 }
 
 TEST_F(NcclPaths, SlicesByColumnsArePackedAndArrive) {

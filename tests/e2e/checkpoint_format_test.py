@@ -78,8 +78,8 @@ assert not (zero / "w" / "exp_avg.pt").exists()
 # checkpoint and out again, all in one process, since torch takes long to start.
 HALVED = """
 import runpy, sys
-folder, convert = sys.argv[2:4]
-saved = torch.load(sys.argv[1], weights_only=True)
+original, folder, convert = sys.argv[1:4]
+saved = torch.load(original, weights_only=True)
 def states(content):
     return {name: {key: value for key, value in o["state_dict"]["state"][i].items()
                    if key != "step"}
@@ -113,7 +113,7 @@ for name, entry in states(torch.load(folder + "/same.pt", weights_only=True)).it
         same = states(saved)[name][key]
         assert value.dtype == same.dtype and torch.equal(value, same), (name, key, value.dtype)
 saved = torch.load(folder + "/half.pt", weights_only=True)
-whole = ["from-torch", sys.argv[1], folder + "/narrowed", "--run", "r", "--momentum-dtype", "bf16"]
+whole = ["from-torch", original, folder + "/narrowed", "--run", "r", "--momentum-dtype", "bf16"]
 try:
     run(*whole)
 except SystemExit as refused:
