@@ -346,10 +346,6 @@ class Session {
                         bool initial, bool* complete);
   CallResult PullDirect(int daemon, const std::string& action, std::int64_t version,
                         std::span<const SinkPart> sinks, bool master);
-  // One attempt; `*lost`: it failed because a pair that had more to bring was lost meanwhile.
-  CallResult PullPieces(int daemon, const std::string& action, std::int64_t version,
-                        std::span<const SinkPart> sinks, bool master, absl::Time deadline,
-                        bool* lost);
   std::optional<CallResult> StepDirect(const StepRequest& step, bool* pulled,
                                        std::vector<v1::FinishReply>* replies);
   std::vector<SinkPart> SinksFor(int daemon, std::span<const SliceSink> sinks) const;

@@ -149,32 +149,20 @@ CallResult Session::FillPair(int daemon, std::span<const SlicePart> parts, bool 
 
 CallResult Session::PullDirect(int daemon, const std::string& action, std::int64_t version,
                                std::span<const SinkPart> sinks, bool master) {
-  const absl::Time deadline = SteadyNow() + options_.bulk_timeout;
-  for (;;) {
-    bool lost = false;
-    CallResult result = PullPieces(daemon, action, version, sinks, master, deadline, &lost);
-    // A call that nobody answered takes its pair with it, and what was still to come through that,
-    // and goes on with another pair: all over again, as nothing but these sinks was changed.
-    if (!lost || CallScope::CurrentIsOver() || SteadyNow() >= deadline) return result;
-  }
-}
-
-CallResult Session::PullPieces(int daemon, const std::string& action, std::int64_t version,
-                               std::span<const SinkPart> sinks, bool master, absl::Time deadline,
-                               bool* lost) {
   // Through a pair: what the daemon has answered to send comes while the next pieces are asked for.
+  // A call that nobody answers takes its pair with it, and what was still to come through that: the
+  // pull fails then, and its Recovery pulls again.
   struct Pending {
     std::shared_ptr<PairLink> pair;
     PairLink::Arrival arrival;
   };
   std::deque<Pending> pending;
-  const auto settle = [&pending, lost](CallResult& result) {
-    const Pending& first = pending.front();
-    const absl::Status settled = first.pair->Settle(first.arrival);
-    *lost = *lost || (result.status.ok() && !settled.ok() && first.pair->lost());
+  const auto settle = [&pending](CallResult& result) {
+    const absl::Status settled = pending.front().pair->Settle(pending.front().arrival);
     if (result.status.ok()) result.status = settled;
     pending.pop_front();
   };
+  const absl::Time deadline = SteadyNow() + options_.bulk_timeout;
   std::int64_t used = 0;
   CallResult result;
   while (result.status.ok() && !sinks.empty()) {

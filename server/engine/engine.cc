@@ -144,10 +144,10 @@ absl::Status Engine::AllocateStates() {
     state_bytes_ +=
         StateBytesPerElement(state.routed->algorithm, *state.group) * state.elements;
   }
-  need.in_calls = MuonCommit::NewtonSchulzBytes(states_, overlap_, backend_);
-  need.scratch = std::max(MuonCommit::ScratchBytes(states_, backend_, overlap_),
+  need.in_calls = NewtonSchulzBytes(states_, overlap_, backend_);
+  need.scratch = std::max(MuonScratchBytes(states_, backend_, overlap_),
                           device ? kDeviceScratchBytes : std::size_t{0});
-  if (overlap_) need.results = MuonCommit::ResultBytes(states_, backend_);
+  if (overlap_) need.results = MuonResultBytes(states_, backend_);
   // Asked before anything is taken: other runs on the device must not feel the attempt.
   const std::size_t free = device ? backend_.FreeBytes() : 0;
   if (free > 0 && need.Total() > free) return OutOfMemory(spec_, backend_, need, free);
@@ -174,7 +174,7 @@ absl::Status Engine::AllocateStates() {
     at += Padded(state.elements);
     if (state.muon() && overlap_) {
       state.o = o;
-      o += MuonCommit::ResultBytes({&state, 1}, backend_);
+      o += MuonResultBytes({&state, 1}, backend_);
     }
     if (state.muon()) continue;
     state.exp_avg_sq = second_moments_.floats() + second_at;
@@ -229,14 +229,14 @@ bool Engine::OrthogonalizeEarly() {
     last = last && state.reduced;
     if (!state.reduced) continue;
     const std::int64_t more = Footprint(state);
-    if (!ready.empty() && elements + more > MuonCommit::EarlyElements(backend_)) {
+    if (!ready.empty() && elements + more > EarlyElements(backend_)) {
       full = true;
       break;
     }
     ready.push_back(i);
     elements += more;
   }
-  full = full || elements >= MuonCommit::EarlyLeast(backend_);
+  full = full || elements >= EarlyLeast(backend_);
   if (ready.empty() || (!full && !last)) return false;
   const auto start = std::chrono::steady_clock::now();
   const CommitRequest request{.clip_coefficient = 1.0, .absent = {}, .muon = muon_, .adamw = {}};

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,23 +13,6 @@ namespace muond {
 class MuonCommit {
  public:
   MuonCommit(Engine& engine, const CommitRequest& request);
-
-  // Bytes of scratch that Run needs for any of these states: U of one batch in the iterate dtype, O
-  // of it unless O has a place of its own, and a packed copy of U where a row split gathers rows.
-  static std::size_t ScratchBytes(std::span<const ShardState> states,
-                                  const kernels::Backend& backend, bool overlap);
-  // Bytes that the backend's Newton-Schulz takes meanwhile.
-  static std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states, bool overlap,
-                                       const kernels::Backend& backend);
-  // Bytes of O of all their matrices.
-  static std::size_t ResultBytes(std::span<const ShardState> states,
-                                 const kernels::Backend& backend);
-  // How much is orthogonalized early at a time, unless a single state is larger: what comes in
-  // meanwhile waits for the end of it.
-  static std::int64_t EarlyElements(const kernels::Backend& backend);
-  // With less than this the work waits for more, unless no more will come: few matrices take a
-  // device as long as many.
-  static std::int64_t EarlyLeast(const kernels::Backend& backend);
 
   // Applies the step to `states` (indices of Muon states, all reduced). A matrix that can't be
   // orthogonalized stops the run: report.failure says which; its weights are left as they were.
@@ -73,10 +55,5 @@ class MuonCommit {
   const CommitRequest& request_;
   const std::size_t element_bytes_;  // of the iterate dtype
 };
-
-// Elements of Muon parameters that share one batch, unless a single one is larger. A device wants
-// more at a time to be busy, and needs half the bytes for each.
-inline constexpr std::int64_t kMuonBatchElements = std::int64_t{32} << 20;
-inline constexpr std::int64_t kMuonDeviceBatchElements = std::int64_t{256} << 20;
 
 }  // namespace muond

@@ -4,8 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "server/engine/muon_commit.h"
-
 namespace muond {
 namespace {
 
@@ -45,8 +43,8 @@ std::vector<std::vector<int>> BatchesOf(const std::vector<ShardState>& states,
   return batches;
 }
 
-std::size_t MuonCommit::ScratchBytes(std::span<const ShardState> states,
-                                     const kernels::Backend& backend, bool overlap) {
+std::size_t MuonScratchBytes(std::span<const ShardState> states, const kernels::Backend& backend,
+                             bool overlap) {
   std::int64_t total = 0, largest = 0;
   bool packed = false;
   for (const ShardState& state : states) {
@@ -61,8 +59,7 @@ std::size_t MuonCommit::ScratchBytes(std::span<const ShardState> states,
          (1 + (overlap ? 0 : 1) + (packed ? 1 : 0));
 }
 
-std::size_t MuonCommit::ResultBytes(std::span<const ShardState> states,
-                                    const kernels::Backend& backend) {
+std::size_t MuonResultBytes(std::span<const ShardState> states, const kernels::Backend& backend) {
   std::int64_t elements = 0;
   for (const ShardState& state : states) {
     for (const MatrixBlock& block : state.matrices) elements += Aligned(block.rows * block.cols);
@@ -71,11 +68,11 @@ std::size_t MuonCommit::ResultBytes(std::span<const ShardState> states,
 }
 
 // On the host matrices take their time one by one; a device is only busy with many.
-std::int64_t MuonCommit::EarlyElements(const kernels::Backend& backend) {
+std::int64_t EarlyElements(const kernels::Backend& backend) {
   return backend.host_memory() ? 1 : 2 * kMuonBatchElements;
 }
 
-std::int64_t MuonCommit::EarlyLeast(const kernels::Backend& backend) {
+std::int64_t EarlyLeast(const kernels::Backend& backend) {
   return backend.host_memory() ? 1 : kMuonBatchElements;
 }
 
@@ -107,12 +104,10 @@ std::size_t EarlyBytes(const ShapesByRule& all, std::int64_t elements,
       const std::int64_t most = std::clamp<std::int64_t>(
           elements / std::max<std::int64_t>(sides.first * sides.second, 1), 1, count);
       const kernels::MatrixShape shape{sides.first, sides.second};
-      for (std::int64_t n = std::min(most, kFew); n > 0; --n) {
+      for (std::int64_t n = most; n > 0; n = std::min(n - 1, kFew)) {
         bytes = std::max(bytes, backend.NewtonSchulzScratchBytes(
                                     std::vector<kernels::MatrixShape>(n, shape), *rule));
       }
-      bytes = std::max(bytes, backend.NewtonSchulzScratchBytes(
-                                  std::vector<kernels::MatrixShape>(most, shape), *rule));
     }
   }
   return bytes;
@@ -120,8 +115,8 @@ std::size_t EarlyBytes(const ShapesByRule& all, std::int64_t elements,
 
 }  // namespace
 
-std::size_t MuonCommit::NewtonSchulzBytes(const std::vector<ShardState>& states, bool overlap,
-                                          const kernels::Backend& backend) {
+std::size_t NewtonSchulzBytes(const std::vector<ShardState>& states, bool overlap,
+                              const kernels::Backend& backend) {
   std::vector<int> muon;
   for (int i = 0; i < std::ssize(states); ++i) {
     if (states[i].muon() && states[i].elements > 0) muon.push_back(i);

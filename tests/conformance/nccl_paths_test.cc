@@ -52,9 +52,8 @@ class HostGpuDriver final : public client::GpuDriver {
 
 // Slices above and below what travels alone; more than a pull of small pieces has under way.
 RunSpec SomeSpec() {
-  std::vector<ParameterSpec> all = {cluster::Matrix("w.big", 640, 520),
-                                    cluster::Matrix("w.odd", 37, 53), cluster::Vector("norm", 19)};
-  for (const char* name : {"a", "b", "c", "d", "e"}) all.push_back(cluster::Matrix(name, 41, 52));
+  std::vector<ParameterSpec> all{cluster::Matrix("w.big", 640, 520), cluster::Vector("norm", 19)};
+  for (const char* name : {"w.odd", "b", "c", "d"}) all.push_back(cluster::Matrix(name, 41, 53));
   return cluster::SpecOf(std::move(all));
 }
 
@@ -190,7 +189,7 @@ TEST_F(NcclPaths, TwentyStepsWithASkipAreTheSameOverGrpcAndNccl) {
   }
 }
 
-// The call takes its pair with it, and the pieces that were on their way through that.
+// The call takes its pair with it, and the pieces on their way through that: it is pulled again.
 TEST_F(NcclPaths, AReplyThatIsLostAmongThePiecesOfAPullCostsNothing) {
   std::vector<Trained> trained;
   for (const char* faults : {"", "drop_pull_reply:7:2"}) {
@@ -200,6 +199,7 @@ TEST_F(NcclPaths, AReplyThatIsLostAmongThePiecesOfAPullCostsNothing) {
     auto options = OptionsFor(daemon, "nccl");
     options.nccl_window_bytes = 4096;
     Trainer trainer(options);
+    nccl::fake::SetFaults({.polls = 50});  // pieces take longer than calls
     trained.push_back(TwentySteps(daemon, trainer, false));
     EXPECT_EQ(daemon.service().FaultsFired("drop_pull_reply"), *faults != 0 ? 2 : 0);
   }
